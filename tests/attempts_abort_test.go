@@ -62,7 +62,7 @@ func TestAbortFreesTheEngine(t *testing.T) {
 				return st.Engine.Aborted == 1 && st.Load.UsedTokens == 0 && st.Ongoing == 0
 			})
 			eventually(t, "it was counted", func() bool {
-				return m.sum(t, "warmpath.aborts", telemetry.KeyReason.String(telemetry.AbortDone)) == 1
+				return m.sum(t, "warmpath.aborts", telemetry.KeyReason.String(telemetry.CallDone)) == 1
 			})
 			eventually(t, "nothing is booked", func() bool { return m.ongoing(t) == 0 })
 		})
@@ -215,6 +215,6 @@ func TestCloseEndsAborts(t *testing.T) {
 	<-aborting
 	require.NoError(t, cc.Close())
 	eventually(t, "it was counted", func() bool {
-		return m.sum(t, "warmpath.aborts", telemetry.KeyReason.String(telemetry.AbortFailed)) == 1
+		return m.sum(t, "warmpath.aborts", telemetry.KeyReason.String(telemetry.CallFailed)) == 1
 	})
 }

@@ -69,7 +69,7 @@ func (b *lb) abort(call context.Context, replica, method, id string, ended func(
 	select {
 	case b.besides <- struct{}{}:
 	default:
-		ended(telemetry.AbortDropped)
+		ended(telemetry.CallDropped)
 		return
 	}
 	go func() {
@@ -83,9 +83,9 @@ func (b *lb) abort(call context.Context, replica, method, id string, ended func(
 			err = conn.Invoke(ctx, method, wrapperspb.String(id), &emptypb.Empty{}, grpc.StaticMethod())
 		}
 		if err != nil {
-			ended(telemetry.AbortFailed)
+			ended(telemetry.CallFailed)
 			return
 		}
-		ended(telemetry.AbortDone)
+		ended(telemetry.CallDone)
 	}()
 }

@@ -6,16 +6,21 @@ import (
 	"fmt"
 	"time"
 
+	"google.golang.org/grpc/connectivity"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // probes returns what asks the replicas before a call reserves one in a Router; nil where none is to be asked: by the
-// config, since a look-aside server sends the load, or because the policy does not look at it.
+// config, since a look-aside server sends the load, or because the policy does not look at it, or cannot be asked for a
+// decision that is not carried out.
 func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *policy.Request) {
-	if c.LoadPoll == nil || b.attached.watch != nil || r.Uses()&(policy.UsesLoad|policy.UsesOngoing) == 0 {
+	p := r.Policy()
+	if c.LoadPoll == nil || b.attached.watch != nil || p.Uses&(policy.UsesLoad|policy.UsesOngoing) == 0 || p.Preview == nil {
 		return nil
 	}
 	source := loadprobe.Source(c.LoadPoll.From)
@@ -23,7 +28,11 @@ func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *p
 		if q.Pin != "" || len(r.View().Connected()) < 2 || !r.Rollout.Decides(q) {
 			return
 		}
-		ctx, cancel := context.WithTimeout(call, loadprobe.MaxWait)
+		wait := loadprobe.MaxWait
+		if end, ok := call.Deadline(); ok {
+			wait = min(wait, time.Until(end)/10)
+		}
+		ctx, cancel := context.WithTimeout(call, wait)
 		defer cancel()
 		loadprobe.Before(ctx, r, q, func(rep *policy.Replica) bool { return b.probe(ctx, source, r, rep) })
 	}
@@ -31,26 +40,30 @@ func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *p
 
 var errBusy = errors.New("too many calls to replicas are under way")
 
-// probe asks a replica for its load unless that is under way. It returns true once there is an answer, false where a
-// request has nothing to wait for, or ctx ends first.
+// probe asks a replica for its load unless that is under way, and returns whether the policy is to choose again.
 func (b *lb) probe(ctx context.Context, source loadprobe.Source, r *router.Router, rep *policy.Replica) bool {
-	state := &hostOf(rep).probed
-	answered, asks := state.Begin(time.Now())
+	h := hostOf(rep)
+	if h.connectivity() != connectivity.Ready {
+		return false
+	}
+	answered, asks := h.probed.Begin(time.Now())
 	if asks {
 		select {
 		case b.besides <- struct{}{}:
-			go b.ask(source, r, rep.ID, state)
+			go b.ask(source, r, rep.ID, &h.probed)
 		default:
-			state.End(time.Now(), errBusy)
+			h.probed.End(time.Now(), errBusy)
+			b.handle().Telemetry.Count(ctx, telemetry.LoadPolls, r.Policy().Name, telemetry.CallDropped)
 		}
 	}
 	if answered == nil {
-		return false
+		return r.Load.Assume(rep.ID)
 	}
 	select {
 	case <-answered:
 		return true
 	case <-ctx.Done():
+		r.Load.Assume(rep.ID)
 		return false
 	}
 }
@@ -65,9 +78,12 @@ func (b *lb) ask(source loadprobe.Source, r *router.Router, id string, state *lo
 	if err == nil {
 		l, err = source.Ask(ctx, conn)
 	}
+	how := telemetry.CallFailed
 	if err == nil {
+		how = telemetry.CallDone
 		r.Report(id, l)
 	}
+	b.handle().Telemetry.Count(ctx, telemetry.LoadPolls, r.Policy().Name, how)
 	if state.End(time.Now(), err) && b.ctx.Err() == nil {
 		b.handle().Logger.Warn("warmpath: a replica does not answer load_poll; it is asked less often",
 			"replica", id, "from", string(source), "error", err)

@@ -48,8 +48,9 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 		backoff = 0
 	}
 	if !asked {
-		if b.Probe != nil {
+		if b.Probe != nil && backoff == 0 {
 			b.Probe(c, q)
+			began = time.Now()
 		}
 		switch err := b.Router.Reserve(c, q, &r.held, router.How{Backoff: backoff}); err {
 		case nil:

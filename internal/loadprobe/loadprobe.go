@@ -5,7 +5,8 @@
 //
 // Before a request reserves a replica, the client asks the one that the policy would choose now. With the answer the
 // policy chooses again, until it chooses one that has answered in the last 100 ms, or five were asked. An answer counts as
-// a report in a trailer does. The request waits 20 ms at most; a later answer counts for other requests.
+// a report in a trailer does. The request waits 20 ms at most; a later answer counts for other requests. A replica without
+// an answer that counts has the mean load of those with one.
 //
 // # Complexity
 //
@@ -15,8 +16,8 @@
 // # Guarantees
 //
 // Connections are those that the client has. A replica that does not answer is asked less and less often, up to every
-// ten seconds, and no request waits for it meanwhile. No proto name of another project is registered: fields are read by
-// number.
+// ten seconds, and no request waits for one whose last answer was late. No proto name of another project is registered:
+// fields are read by number.
 //
 // Source: Prequal (Wydrowski et al., NSDI 2024), in its synchronous mode. A client with few requests of its own has no
 // pool of answers that are still true: of 64 clients with 7 requests/s in all (docs/routing-quality.md), TTFT is 0.9 of
@@ -101,6 +102,7 @@ type State struct {
 	answered chan struct{} // closed when the probe under way ends; nil = none is
 	begun    time.Time     // the last probe
 	next     time.Time     // when it is asked again
+	late     bool          // the last answer came after MaxWait
 	failures int           // in a row
 }
 
@@ -108,11 +110,11 @@ type State struct {
 func (s *State) Begin(now time.Time) (answered <-chan struct{}, asks bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.answered != nil && now.Sub(s.begun) > MaxWait, now.Before(s.next):
-		return nil, false
-	case s.answered == nil:
-		s.answered, s.begun, asks = make(chan struct{}), now, true
+	if asks = s.answered == nil && !now.Before(s.next); asks {
+		s.answered, s.begun = make(chan struct{}), now
+	}
+	if s.late || now.Sub(s.begun) > MaxWait {
+		return nil, asks
 	}
 	return s.answered, asks
 }
@@ -122,7 +124,7 @@ func (s *State) End(now time.Time, err error) (fails bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.answered)
-	s.answered = nil
+	s.answered, s.late = nil, now.Sub(s.begun) > MaxWait
 	if err == nil {
 		s.next, s.failures = now.Add(Fresh), 0
 		return false

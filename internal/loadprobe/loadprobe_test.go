@@ -25,16 +25,30 @@ func TestAnswersAreShared(t *testing.T) {
 		require.False(t, asks)
 		require.Equal(t, answered, same)
 	}
-	late, asks := s.Begin(now.Add(MaxWait + 1))
-	require.False(t, asks)
-	require.Nil(t, late, "no request waits for an answer that is late")
-	require.False(t, s.End(now, nil))
+	require.False(t, s.End(now.Add(MaxWait), nil))
 	<-answered
+	now = now.Add(MaxWait)
 	fresh, asks := s.Begin(now.Add(Fresh - 1))
 	require.False(t, asks)
 	require.Nil(t, fresh)
-	_, asks = s.Begin(now.Add(Fresh))
+	answered, asks = s.Begin(now.Add(Fresh))
 	require.True(t, asks)
+	require.NotNil(t, answered)
+}
+
+// No request waits for an answer that is late, nor for the next of that replica until one is in time.
+func TestLateAnswers(t *testing.T) {
+	s, now := new(State), time.Unix(1000, 0)
+	for i, took := range []time.Duration{MaxWait + 1, time.Second, 0, 0} {
+		answered, asks := s.Begin(now)
+		require.True(t, asks)
+		require.Equal(t, i == 0 || i == 3, answered != nil, i)
+		late, asks := s.Begin(now.Add(MaxWait + 1))
+		require.False(t, asks)
+		require.Nil(t, late)
+		s.End(now.Add(took), nil)
+		now = now.Add(took + Fresh)
+	}
 }
 
 // A replica that fails is asked less and less often.

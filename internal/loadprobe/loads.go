@@ -19,7 +19,7 @@ const maxRequests = 1 << 20
 
 // Errors of answers.
 var (
-	ErrNothing   = errors.New("the answer has no count of requests under way")
+	ErrNothing   = errors.New("the answer has neither a count of requests nor of tokens")
 	ErrMalformed = errors.New("the answer cannot be read")
 )
 

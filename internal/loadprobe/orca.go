@@ -24,8 +24,14 @@ func core(ctx context.Context, conn grpc.ClientConnInterface) (load.Report, erro
 	}
 	var request, answer []byte
 	_ = stream.SendMsg(&request) // the only message; where it fails, so does RecvMsg
-	err = stream.RecvMsg(&answer)
-	return ParseOrca(answer), err
+	if err = stream.RecvMsg(&answer); err != nil {
+		return load.Report{}, err
+	}
+	report := ParseOrca(answer)
+	if report.Ongoing < 0 && report.QueuedTokens < 0 {
+		err = ErrNothing
+	}
+	return report, err
 }
 
 // namedMetrics is the field of OrcaLoadReport with the metrics that applications name: a

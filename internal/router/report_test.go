@@ -94,6 +94,29 @@ func TestReportsExpire(t *testing.T) {
 	require.Zero(t, r.quick.slow.Load()&reporting)
 }
 
+// A replica that does not answer counts as the mean of those that do, until their answers expire or one of it comes.
+func TestReplicaIsAssumed(t *testing.T) {
+	c := &clock{now: time.Unix(100, 0)}
+	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(4)...)
+	look := func() { pick(t, r, new(policy.Request)).Release() }
+	require.False(t, r.Load.Assume("r0"), "nothing is known of the others")
+	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 1}, {ID: "r3", Ongoing: 100}})
+	require.False(t, r.Load.Assume("r0"))
+	r.Report("r1", load.Report{Ongoing: 2, QueuedTokens: 100})
+	r.Report("r2", load.Report{Ongoing: 6, QueuedTokens: 300})
+	require.True(t, r.Load.Assume("r0"))
+	require.Equal(t, [2]int64{4, 200}, foreignOf(r, "r0"))
+	require.False(t, r.Load.Assume("r0"))
+	require.False(t, r.Load.Assume("r1"), "it has answered")
+	require.False(t, r.Load.Assume("r9"))
+	r.Report("r0", load.Report{Ongoing: 9})
+	require.Equal(t, [2]int64{9, 0}, foreignOf(r, "r0"))
+	c.advance(load.ReportTTL)
+	look()
+	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"), "as broadcast")
+	require.False(t, r.Load.Assume("r0"))
+}
+
 func TestReplicaCapacity(t *testing.T) {
 	sizes := map[string]int{}
 	p := choosing(firstFree) // looks at no load

@@ -150,6 +150,7 @@ const (
 	OverBudget          // attempts that were not made, since the budget is spent
 	Quarantined         // calls that failed because of their prompt
 	Aborts              // calls of an engine's Abort, by how they ended
+	LoadPolls           // questions for a replica's load, by how they ended
 	Unbound             // channels that never met the balancer
 	prompt
 	predicted
@@ -168,11 +169,11 @@ const (
 	RetryTimeout  = "first_token_timeout" // nothing came in time: cancelled, and made elsewhere
 )
 
-// How a call of an engine's Abort ended: the reasons of Aborts.
+// How a call of the client's own to a replica ended: the reasons of Aborts and LoadPolls.
 const (
-	AbortDone    = "done"
-	AbortFailed  = "failed"
-	AbortDropped = "dropped" // too many were under way, or the replica had gone
+	CallDone    = "done"
+	CallFailed  = "failed"
+	CallDropped = "dropped" // too many were under way, or the replica had gone
 )
 
 var counterNames = [counters]struct{ name, unit, text string }{
@@ -182,6 +183,7 @@ var counterNames = [counters]struct{ name, unit, text string }{
 	OverBudget:  {"warmpath.retries.over_budget", "{attempt}", "Attempts that were not made, since the retry budget was spent."},
 	Quarantined: {"warmpath.quarantined", "{call}", "Calls that failed because their prompt is in quarantine."},
 	Aborts:      {"warmpath.aborts", "{call}", "Calls of an engine's Abort for calls that were cancelled, by how they ended."},
+	LoadPolls:   {"warmpath.load_polls", "{call}", "Questions for a replica's load, by how they ended."},
 	Unbound: {"warmpath.handles.unbound", "{channel}",
 		"Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it."},
 	prompt: {"warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage."},
@@ -222,7 +224,7 @@ func New(mp metric.MeterProvider) (*Recorder, error) {
 	}
 	var e error
 	r.pick, e = r.meter.Float64Histogram("warmpath.pick.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time to prepare, choose and reserve, without waiting in the queue."),
+		metric.WithDescription("Time to prepare, choose and reserve, without the queue and questions for load."),
 		metric.WithExplicitBucketBoundaries(1e-6, 2e-6, 5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4,
 			1e-3, 2e-3, 5e-3, 1e-2, 1e-1))
 	if err = errors.Join(err, e); err != nil {

@@ -140,6 +140,29 @@ func (t *Tracker) Report(id string, report Report) {
 	}
 }
 
+// Assume has a replica that has no report which counts, where others have, count as their mean, as long as a report does,
+// and returns true. O(replicas).
+func (t *Tracker) Assume(id string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	r := t.byID[id]
+	if r == nil || !r.reported.IsZero() {
+		return false
+	}
+	var ongoing, tokens, n int64
+	for _, other := range t.fleet {
+		if book := other.State().Peer.Load(); !other.reported.IsZero() {
+			ongoing, tokens, n = ongoing+book>>state.TokenBits, tokens+book&state.TokenMask, n+1
+		}
+	}
+	if n == 0 {
+		return false
+	}
+	t.setPeer(r, bookOf(int(ongoing/n), tokens/n))
+	r.reported = t.now()
+	return true
+}
+
 // Expire drops the reports that are too old. It is called before picks while reports count. O(1), and O(replicas) once
 // per ReportTTL.
 func (t *Tracker) Expire() {
