@@ -4,13 +4,14 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -32,26 +33,24 @@ type cluster struct {
 }
 
 // connect reads the kubeconfig or the pod's service account. It connects to nothing yet.
-func connect() (*cluster, error) {
+func connect(log *slog.Logger) (*cluster, error) {
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{})
 	config, err := loader.ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("neither a service account nor a kubeconfig: %w", err)
 	}
+	config.UserAgent, config.AcceptContentTypes = "warmpath", protobufOrJSON
 	namespace, _, err := loader.Namespace()
 	if err != nil {
 		return nil, err
 	}
-	config.UserAgent = "warmpath"
 	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return nil, err
-	}
-	return &cluster{config: config, client: client, namespace: namespace}, nil
+	return &cluster{config: config, client: client, namespace: namespace, log: log}, err
 }
 
-func (c *cluster) close() { c.client.CloseIdleConnections() }
+// protobufOrJSON is what answers may be: custom resources have no protobuf.
+const protobufOrJSON = "application/vnd.kubernetes.protobuf,application/json"
 
 // A collection is one kind of object in a namespace.
 type collection struct {
@@ -61,6 +60,14 @@ type collection struct {
 	example   runtime.Object
 	namespace string
 	labels    string // selector; "" = all
+}
+
+// podsOf are the pods that a selector selects; "" = all.
+func podsOf(namespace, selector string) collection {
+	return collection{
+		group: corev1.SchemeGroupVersion, types: corev1.AddToScheme, resource: "pods", example: &corev1.Pod{},
+		namespace: namespace, labels: selector,
+	}
 }
 
 // retry is how long after a failure client-go tries again, at most 0.75 s: an API server that is back has the fleet
@@ -80,17 +87,16 @@ func (c *cluster) follow(ctx context.Context, what collection, store interface {
 	}
 	direct := cache.NewFilteredListWatchFromClient(client, what.resource, what.namespace,
 		func(o *metav1.ListOptions) { o.LabelSelector = what.labels })
-	observed := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			list, err := direct.ListWithContext(ctx, o)
-			store.tried(err)
-			return list, err
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			w, err := direct.WatchWithContext(ctx, o)
-			store.tried(err)
-			return w, err
-		},
+	observed := &cache.ListWatch{}
+	observed.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+		list, err := direct.ListWithContext(ctx, o)
+		store.tried(err)
+		return list, err
+	}
+	observed.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+		w, err := direct.WatchWithContext(ctx, o)
+		store.tried(err)
+		return w, err
 	}
 	silent := logr.Discard() // failures are logged by the source
 	backoff := retry
@@ -114,65 +120,57 @@ func (c *cluster) rest(what collection) (*rest.RESTClient, error) {
 	return rest.RESTClientForConfigAndClient(config, c.client)
 }
 
-// objects are those of a collection, as client-go sees them. It wakes its follower after each change.
+// objects are those of a collection. They wake their follower after each change. A list replaces all of them at once.
 type objects[T metav1.Object] struct {
+	cache.Store
 	wake chan<- struct{} // has room for one
 
 	mu     sync.Mutex // guards what follows
-	all    map[string]T
-	synced bool  // there was a list
-	err    error // of the last attempt to list or to watch
+	synced bool       // there was a list
+	err    error      // of the last attempt to list or to watch
 }
 
 func newObjects[T metav1.Object](wake chan<- struct{}) *objects[T] {
-	return &objects[T]{wake: wake, all: make(map[string]T)}
+	return &objects[T]{Store: cache.NewStore(cache.MetaNamespaceKeyFunc), wake: wake}
 }
 
 // now returns the objects, in the order of their names, whether there was a list, and what the last attempt ended with.
 func (o *objects[T]) now() (all []T, synced bool, err error) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(o.all)) {
-		all = append(all, o.all[name])
+	synced, err = o.synced, o.err
+	o.mu.Unlock()
+	for _, x := range o.List() {
+		all = append(all, x.(T))
 	}
-	return all, o.synced, o.err
+	slices.SortFunc(all, func(a, b T) int { return strings.Compare(a.GetName(), b.GetName()) })
+	return all, synced, err
 }
 
-// change makes one change and wakes the follower.
-func (o *objects[T]) change(f func()) error {
+// tried takes the result of an attempt to list or to watch.
+func (o *objects[T]) tried(err error) {
 	o.mu.Lock()
-	f()
+	o.err = err
 	o.mu.Unlock()
+	_ = o.changed(nil)
+}
+
+// changed wakes the follower and returns err.
+func (o *objects[T]) changed(err error) error {
 	select {
 	case o.wake <- struct{}{}:
 	default: // it has not looked yet
 	}
-	return nil
+	return err
 }
-
-// tried takes the result of an attempt to list or to watch.
-func (o *objects[T]) tried(err error) { _ = o.change(func() { o.err = err }) }
 
 // Add and the methods below implement [cache.ReflectorStore].
-func (o *objects[T]) Add(x any) error {
-	return o.change(func() { o.all[x.(T).GetName()] = x.(T) })
+func (o *objects[T]) Add(x any) error    { return o.changed(o.Store.Add(x)) }
+func (o *objects[T]) Update(x any) error { return o.changed(o.Store.Update(x)) }
+func (o *objects[T]) Delete(x any) error { return o.changed(o.Store.Delete(x)) }
+func (o *objects[T]) Replace(all []any, version string) error {
+	err := o.Store.Replace(all, version)
+	o.mu.Lock()
+	o.synced = true
+	o.mu.Unlock()
+	return o.changed(err)
 }
-
-func (o *objects[T]) Update(x any) error { return o.Add(x) }
-
-func (o *objects[T]) Delete(x any) error {
-	return o.change(func() { delete(o.all, x.(T).GetName()) })
-}
-
-// Replace takes a list at once: no moment has part of it.
-func (o *objects[T]) Replace(list []any, _ string) error {
-	return o.change(func() {
-		o.synced = true
-		clear(o.all)
-		for _, x := range list {
-			o.all[x.(T).GetName()] = x.(T)
-		}
-	})
-}
-
-func (o *objects[T]) Resync() error { return nil }

@@ -45,10 +45,7 @@ func (q inferencePool) follow(ctx context.Context, c *cluster, publish func([]po
 		}, pools)
 	})
 	following.Go(func() {
-		c.follow(ctx, collection{
-			group: corev1.SchemeGroupVersion, types: corev1.AddToScheme, resource: "pods", example: &corev1.Pod{},
-			namespace: q.namespace,
-		}, pods)
+		c.follow(ctx, podsOf(q.namespace, ""), pods)
 	})
 	var wrong complaints
 	for {

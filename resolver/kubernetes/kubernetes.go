@@ -2,11 +2,42 @@
 //
 //	warmpath-kubernetes:///chat.inference:grpc     service.namespace:port, the port by its name
 //	warmpath-kubernetes:///chat:50051              in the pod's own namespace
+//	warmpath-kubernetes:///chat:grpc?pods=app=chat with what the pods declare that the selector selects
 //	warmpath-inferencepool:///pool.inference       the pods that the pool selects, each of its ports one replica
+//
+// Importing it registers the schemes, for clients and for the target of a look-aside server. A number is a port of the
+// pods, not of the Service. In a pod the API server is reached with the service account, elsewhere with a kubeconfig
+// (KUBECONFIG, ~/.kube/config). A Service wants this Role, with pods beside endpointslices where ?pods= is used:
+//
+//	apiVersion: rbac.authorization.k8s.io/v1
+//	kind: Role
+//	metadata:
+//	  name: warmpath-service
+//	rules:
+//	- apiGroups: [discovery.k8s.io]
+//	  resources: [endpointslices]
+//	  verbs: [list, watch]
+//
+// The rule. The fleet of a Service is the union of its EndpointSlices. A replica's id is its pod's name, so pods of a
+// StatefulSet come back with their sessions; its instance is the pod's uid; without a pod, the address is the id. What
+// is ready gets calls; what terminates and serves drains; anything else is no replica. An endpoint that leaves all
+// slices without having been terminating stays for a second: it may be on its way to another slice.
+//
+// Pods declare fields of a fleet file as annotations or labels, like warmpath.dev/weight: "2" or
+// warmpath.dev/kv_events: "tcp://HOST:5557".
+//
+// Guarantees. An API server that is away leaves the last fleet in force, and one that is back is asked within 0.75 s. So
+// does a Service that is gone. Where no endpoint is ready any more, those that were in use stay while they exist. What
+// is wrong before there is a fleet fails calls with the reason. Close returns when all goroutines have ended.
+//
+// Complexity. A change costs a look at each endpoint of the Service.
+//
+// Source: the EndpointSlice API; client-go's reflector for lists, watches, bookmarks, 410 and tokens that rotate.
 package kubernetes
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -48,8 +79,8 @@ func (b *builder) Scheme() string { return b.scheme }
 // OverrideAuthority proposes none: each replica has its own.
 func (*builder) OverrideAuthority(resolver.Target) string { return target.NoAuthority }
 
-// Build joins the source of the target. It does not wait for the API server. A target with a mistake is an error, and
-// so is a process that has neither a service account nor a kubeconfig.
+// Build does not wait for the API server. A target with a mistake is an error, and so is a process that has neither a
+// service account nor a kubeconfig.
 func (b *builder) Build(
 	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
 ) (resolver.Resolver, error) {
@@ -57,12 +88,16 @@ func (b *builder) Build(
 	if err != nil {
 		return nil, err
 	}
-	c, err := connect()
+	log := cmp.Or(b.logger, slog.Default())
+	c, err := connect(log)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", b.scheme, err)
 	}
-	c.log = cmp.Or(b.logger, slog.Default())
-	return join(sourceKey{target: t.URL.String(), logger: c.log}, q, c, cc, target.Own(opts)), nil
+	s := &source{target: t.URL.String(), cc: cc, own: target.Own(opts), log: log, done: make(chan struct{})}
+	ctx, cancel := context.WithCancel(context.Background())
+	s.cancel = cancel
+	go s.run(ctx, q, c)
+	return s, nil
 }
 
 // parseName reads the path of a target, name.namespace or name with "" as namespace, and the port behind it, where
@@ -72,16 +107,14 @@ func parseName(u url.URL) (name, namespace, port string, err error) {
 	if u.Host != "" || u.User != nil || u.Fragment != "" || !isPath {
 		return "", "", "", fmt.Errorf("%q: want %s:///name.namespace with three slashes", u.String(), u.Scheme)
 	}
-	path, port, _ = strings.Cut(path, ":")
-	name = path
-	if dot := strings.LastIndexByte(path, '.'); dot >= 0 {
-		name, namespace = path[:dot], path[dot+1:]
-		if wrong := validation.IsDNS1123Label(namespace); wrong != nil {
-			return "", "", "", fmt.Errorf("%q: namespace %q: %s", u.String(), namespace, wrong[0])
-		}
+	name, port, _ = strings.Cut(path, ":")
+	wrong := validation.IsDNS1123Subdomain(name)
+	if dot := strings.LastIndexByte(name, '.'); dot >= 0 {
+		name, namespace = name[:dot], name[dot+1:]
+		wrong = append(validation.IsDNS1123Subdomain(name), validation.IsDNS1123Label(namespace)...)
 	}
-	if wrong := validation.IsDNS1123Subdomain(name); wrong != nil {
-		return "", "", "", fmt.Errorf("%q: name %q: %s", u.String(), name, wrong[0])
+	if wrong != nil {
+		err = fmt.Errorf("%q: name %q, namespace %q: %s", u.String(), name, namespace, wrong[0])
 	}
-	return name, namespace, port, nil
+	return name, namespace, port, err
 }

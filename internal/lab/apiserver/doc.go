@@ -6,8 +6,8 @@
 //
 // The programs are those that .ci/kubernetes builds and caches. They are looked for in the directory that the variable
 // WARMPATH_KUBERNETES names, else in that script's own. Where they are missing, [Start] returns [ErrMissing]; [New]
-// skips the test, or fails it where WARMPATH_REQUIRE_ALL is set.
+// and [Shared] skip the test, or fail it where WARMPATH_REQUIRE_ALL is set.
 //
-// A start takes some seconds of processor time, so one server serves all tests of a package, each with a namespace of
+// A start takes some seconds of processor time, so [Shared] serves all tests of a package, each with a namespace of
 // its own. [Server.Close] ends both processes; they end as well when the process that started them is gone.
 package apiserver

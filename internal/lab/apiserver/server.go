@@ -44,12 +44,7 @@ type Server struct {
 func New(t testing.TB) *Server {
 	t.Helper()
 	s, err := Start(t.Context())
-	switch {
-	case errors.Is(err, ErrMissing) && os.Getenv("WARMPATH_REQUIRE_ALL") == "":
-		t.Skip(err)
-	case err != nil:
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(s.Close)
 	return s
 }
