@@ -1,12 +1,14 @@
 package server
 
 import (
+	"context"
 	"net"
 
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 func init() {
@@ -27,4 +29,13 @@ func (h endpointHost) Bounded(lis net.Listener) net.Listener {
 // Health implements [endpoint.Host].
 func (h endpointHost) Health(names map[string]string) healthpb.HealthServer {
 	return &healthService{Server: h.Server, names: names}
+}
+
+// Services implements [endpoint.Host].
+func (h endpointHost) Services() grpc.ServiceRegistrar { return h.grpc }
+
+// GetStatus implements [endpoint.Host].
+func (h endpointHost) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse,
+	error) {
+	return statusService{Server: h.Server}.GetStatus(ctx, r)
 }

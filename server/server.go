@@ -38,9 +38,6 @@ type Options struct {
 	Meter metric.MeterProvider
 	// Tracer makes the spans of picks; nil = OpenTelemetry's global provider, also one that is set later.
 	Tracer trace.TracerProvider
-	// Services registers further services beside the server's, for the same principals; they may call status with the
-	// context of a call. Their streams end before Shutdown, or are cut off. nil = none.
-	Services func(to grpc.ServiceRegistrar, status warmpathv1.StatusServiceServer)
 }
 
 // A Server is a look-aside server. Safe for use by many goroutines.
@@ -104,15 +101,11 @@ func New(c *Config, o Options) (*Server, error) {
 	}
 	s.grpc = grpc.NewServer(s.options()...)
 	warmpathv1.RegisterRoutingServiceServer(s.grpc, routingService{Server: s})
-	status := statusService{Server: s}
-	warmpathv1.RegisterStatusServiceServer(s.grpc, status)
+	warmpathv1.RegisterStatusServiceServer(s.grpc, statusService{Server: s})
 	warmpathv1.RegisterStoreServiceServer(s.grpc, storeService{Server: s})
 	healthpb.RegisterHealthServer(s.grpc, &healthService{Server: s})
 	reflection.Register(s.grpc)
 	channelz.RegisterChannelzServiceToServer(s.grpc)
-	if o.Services != nil {
-		o.Services(s.grpc, status)
-	}
 	if err := errors.Join(s.openHTTP(c), s.Update(c)); err != nil {
 		s.Close()
 		return nil, err

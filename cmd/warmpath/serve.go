@@ -9,12 +9,11 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
-	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 )
 
@@ -140,16 +139,12 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 		return err
 	}
 	defer exports.end()
-	s, err := server.New(first, server.Options{
-		Logger: log, Meter: exports.meter, Tracer: exports.tracer,
-		Services: func(to grpc.ServiceRegistrar, status warmpathv1.StatusServiceServer) {
-			keda.Register(to, status, c.Context().Done())
-		},
-	})
+	s, err := server.New(first, server.Options{Logger: log, Meter: exports.meter, Tracer: exports.tracer})
 	if err != nil {
 		return err
 	}
 	defer s.Close()
+	keda.Register(endpoint.Of(s), c.Context().Done())
 	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.Listen)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)

@@ -26,6 +26,10 @@ type Host interface {
 	// Health is the server's health service, in which each further name stands for a deployment, or with "" for the
 	// whole server.
 	Health(names map[string]string) healthpb.HealthServer
+	// Services is where services are registered that the server's own gRPC server has too, for the same principals,
+	// before it serves. Their streams end before Shutdown, or are cut off.
+	Services() grpc.ServiceRegistrar
+	GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error)
 }
 
 // Of returns the host that a *server.Server is. Package server sets it when it is linked.

@@ -161,6 +161,9 @@ func TestMain(m *testing.M) {
 	if program != "" {
 		_ = os.RemoveAll(filepath.Dir(program))
 	}
+	if shared != nil {
+		shared.Close()
+	}
 	os.Exit(code)
 }
 

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -66,14 +67,14 @@ func ongoing(d *warmpathv1.DeploymentStatus) (all float64) {
 // scaler implements the service. Its errors are statuses.
 type scaler struct {
 	externalscaler.UnimplementedExternalScalerServer
-	status warmpathv1.StatusServiceServer
-	done   <-chan struct{}
-	every  time.Duration // between two looks at whether there is work
+	host  endpoint.Host
+	done  <-chan struct{}
+	every time.Duration // between two looks at whether there is work
 }
 
-// Register adds the scaler to a server. Its streams end when done is closed.
-func Register(to grpc.ServiceRegistrar, status warmpathv1.StatusServiceServer, done <-chan struct{}) {
-	externalscaler.RegisterExternalScalerServer(to, &scaler{status: status, done: done, every: time.Second})
+// Register adds the scaler to a look-aside server. Its streams end when done is closed.
+func Register(host endpoint.Host, done <-chan struct{}) {
+	externalscaler.RegisterExternalScalerServer(host.Services(), &scaler{host: host, done: done, every: time.Second})
 }
 
 // parse returns the numbers of a trigger's metadata by key: the targets, and the speed.
@@ -111,7 +112,7 @@ func (s *scaler) look(ctx context.Context, ref *externalscaler.ScaledObjectRef) 
 	if numbers, err = parse(ref); err != nil {
 		return nil, nil, err
 	}
-	a, err := s.status.GetStatus(ctx, &warmpathv1.GetStatusRequest{Deployment: ref.GetScalerMetadata()[keyDeployment]})
+	a, err := s.host.GetStatus(ctx, &warmpathv1.GetStatusRequest{Deployment: ref.GetScalerMetadata()[keyDeployment]})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 )
@@ -37,13 +38,10 @@ func start(t *testing.T, config string) *fixture {
 	c, err := server.ParseConfig([]byte(config))
 	require.NoError(t, err)
 	f := &fixture{done: make(chan struct{})}
-	f.server, err = server.New(c, server.Options{
-		Logger: slog.New(slog.DiscardHandler),
-		Services: func(to grpc.ServiceRegistrar, status warmpathv1.StatusServiceServer) {
-			externalscaler.RegisterExternalScalerServer(to, &scaler{status: status, done: f.done, every: time.Millisecond})
-		},
-	})
+	f.server, err = server.New(c, server.Options{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
+	host := endpoint.Of(f.server)
+	externalscaler.RegisterExternalScalerServer(host.Services(), &scaler{host: host, done: f.done, every: time.Millisecond})
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ended := make(chan error, 1)

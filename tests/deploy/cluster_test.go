@@ -1,0 +1,473 @@
+package deploy
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"sigs.k8s.io/yaml"
+
+	"github.com/warmpath/warmpath/internal/lab/apiserver"
+)
+
+// published are the custom resources that the manifests use, as their projects publish them.
+var published = map[string][]string{
+	"github.com/kedacore/keda/v2@v2.21.0": {"config/crd/bases/keda.sh_scaledobjects.yaml"},
+	"github.com/prometheus-operator/prometheus-operator@v0.85.0": {
+		"example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
+		"example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
+	},
+	"sigs.k8s.io/gateway-api@v1.6.3":                     {"config/crd/standard/gateway.networking.k8s.io_httproutes.yaml"},
+	"sigs.k8s.io/gateway-api-inference-extension@v1.4.0": {"config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"},
+}
+
+// moduleDir is where a module is. It is downloaded, and checked against Go's checksum database, where it is not there.
+func moduleDir(t *testing.T, module string) string {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module)
+	cmd.Dir = t.TempDir() // no module: its requirements do not count
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s", out)
+	var m struct{ Dir string }
+	require.NoError(t, json.Unmarshal(out, &m))
+	return m.Dir
+}
+
+// A cluster is an API server, with the custom resources of the manifests.
+type cluster struct {
+	*apiserver.Server
+	resources map[string]map[string]any // of APIResource, by apiVersion/kind
+}
+
+// shared is the API server of all tests; TestMain closes it.
+var shared *cluster
+
+func startCluster(t *testing.T) *cluster {
+	t.Helper()
+	if shared != nil {
+		return shared
+	}
+	s, err := apiserver.Start(context.Background())
+	if errors.Is(err, apiserver.ErrMissing) && os.Getenv("WARMPATH_REQUIRE_ALL") == "" {
+		t.Skip(err)
+	}
+	require.NoError(t, err)
+	c := &cluster{s, make(map[string]map[string]any)}
+	shared = c
+	for module, files := range published {
+		dir := moduleDir(t, module)
+		for _, f := range files {
+			raw := read(t, filepath.Join(dir, f))
+			var crd object
+			require.NoError(t, yaml.Unmarshal(raw, &crd))
+			path := "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + crd.text("metadata", "name")
+			require.NoError(t, c.Do(t.Context(), http.MethodPatch, path+"?fieldManager=test&force=true", "application/apply-patch+yaml", raw, nil))
+			require.Eventually(t, func() bool {
+				var now object
+				require.NoError(t, c.Do(t.Context(), http.MethodGet, path, "", nil, &now))
+				conditions, _ := now.at("status", "conditions").([]any)
+				return slices.ContainsFunc(conditions, func(x any) bool {
+					is := object(x.(map[string]any))
+					return is.text("type") == "Established" && is.text("status") == "True"
+				})
+			}, 30*time.Second, 20*time.Millisecond, f)
+		}
+	}
+	require.NoError(t, c.apply(t, object{"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]any{
+		"name": namespace, "labels": map[string]any{"pod-security.kubernetes.io/enforce": "restricted"},
+	}}, ""))
+	return c
+}
+
+// path is where an object is, by the API server's own list of resources.
+func (c *cluster) path(t *testing.T, o object) string {
+	t.Helper()
+	version := o.text("apiVersion")
+	base := "/apis/" + version
+	if !strings.Contains(version, "/") {
+		base = "/api/" + version
+	}
+	kind := version + "/" + o.text("kind")
+	require.Eventually(t, func() bool { // that of a custom resource comes a moment later
+		var list struct{ Resources []map[string]any }
+		if c.Do(t.Context(), http.MethodGet, base, "", nil, &list) != nil {
+			return false
+		}
+		for _, r := range list.Resources {
+			if r["kind"] == o.text("kind") && !strings.Contains(r["name"].(string), "/") {
+				c.resources[kind] = r
+			}
+		}
+		return c.resources[kind] != nil
+	}, 30*time.Second, 50*time.Millisecond, kind)
+	r := c.resources[kind]
+	if r["namespaced"] == true {
+		require.NotEmpty(t, o.text("metadata", "namespace"), o)
+		base += "/namespaces/" + o.text("metadata", "namespace")
+	}
+	return base + "/" + r["name"].(string) + "/" + o.text("metadata", "name")
+}
+
+// apply applies an object on the server. A field that does not exist is an error.
+func (c *cluster) apply(t *testing.T, o object, query string) error {
+	t.Helper()
+	body, err := json.Marshal(o)
+	require.NoError(t, err)
+	return c.Do(t.Context(), http.MethodPatch, c.path(t, o)+"?fieldManager=test&force=true&fieldValidation=Strict"+query,
+		"application/apply-patch+yaml", body, nil)
+}
+
+// as returns the cluster for the holder of a token.
+func (c *cluster) as(token string) *apiserver.Server {
+	s := *c.Server
+	s.Token = token
+	return &s
+}
+
+// namespace is that of the manifests. It admits only Pods that hold to the "restricted" standard.
+const namespace = "models"
+
+// Every manifest is accepted by the API server, every Pod by the strictest of its security standards, and every
+// reference leads to an object of the same kustomization.
+func TestManifestsAreAccepted(t *testing.T) {
+	c := startCluster(t)
+	for _, name := range kustomizations(t) {
+		all := render(t, name)
+		for _, o := range all {
+			t.Run(name+"/"+o.String(), func(t *testing.T) {
+				require.NoError(t, c.apply(t, o, "&dryRun=All"))
+				spec, _ := o.at("spec", "template", "spec").(map[string]any)
+				if spec == nil {
+					return
+				}
+				require.NoError(t, c.apply(t, object{"apiVersion": "v1", "kind": "Pod", "spec": spec,
+					"metadata": map[string]any{"name": "one", "namespace": namespace}}, "&dryRun=All"))
+				account, _ := spec["serviceAccountName"].(string)
+				find(t, all, "ServiceAccount/"+account)
+				volumes, _ := spec["volumes"].([]any)
+				for _, v := range volumes {
+					find(t, all, "ConfigMap/"+object(v.(map[string]any)).text("configMap", "name"))
+				}
+			})
+		}
+	}
+	typo := find(t, render(t, "server"), "Deployment/warmpath")
+	typo["spec"].(map[string]any)["replica"] = 1
+	require.ErrorContains(t, c.apply(t, typo, "&dryRun=All"), "replica", "a mistake would be found")
+}
+
+// What the shipped accounts may do.
+var (
+	followsServices = []string{"discovery.k8s.io/endpointslices list", "discovery.k8s.io/endpointslices watch"}
+	followsPools    = []string{
+		"/pods list", "/pods watch",
+		"inference.networking.k8s.io/inferencepools list", "inference.networking.k8s.io/inferencepools watch",
+	}
+)
+
+// roles applies a kustomization, and checks that an account of it may do that much and no more.
+func (c *cluster) roles(t *testing.T, name, account string, want []string) (token string) {
+	t.Helper()
+	for _, o := range render(t, name) {
+		require.NoError(t, c.apply(t, o, ""), o)
+	}
+	token, err := c.NewToken(t.Context(), namespace, account)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // the API server's own view of roles comes a moment later
+		return slices.Equal(want, c.allowed(t, token, namespace))
+	}, 30*time.Second, 50*time.Millisecond, "%v", want)
+	require.Empty(t, c.allowed(t, token, "default"))
+	own := c.as(token)
+	get := func(path string) error { return own.Do(t.Context(), http.MethodGet, path, "", nil, nil) }
+	for path, needs := range map[string]string{
+		"/apis/discovery.k8s.io/v1/namespaces/models/endpointslices":             "discovery.k8s.io/endpointslices list",
+		"/api/v1/namespaces/models/pods":                                         "/pods list",
+		"/apis/inference.networking.k8s.io/v1/namespaces/models/inferencepools":  "inference.networking.k8s.io/inferencepools list",
+		"/apis/discovery.k8s.io/v1/endpointslices":                               "none",
+		"/api/v1/namespaces/models/secrets":                                      "none",
+		"/api/v1/namespaces/models/configmaps/warmpath":                          "none",
+		"/apis/rbac.authorization.k8s.io/v1/namespaces/models/roles":             "none",
+		"/apis/apps/v1/namespaces/models/deployments/warmpath":                   "none",
+		"/apis/discovery.k8s.io/v1/namespaces/default/endpointslices":            "none",
+		"/apis/inference.networking.k8s.io/v1/namespaces/default/inferencepools": "none",
+	} {
+		if slices.Contains(want, needs) {
+			require.NoError(t, get(path), path)
+		} else {
+			require.ErrorContains(t, get(path), "403 Forbidden", path)
+		}
+	}
+	err = own.Do(t.Context(), http.MethodPost, "/apis/discovery.k8s.io/v1/namespaces/models/endpointslices", "",
+		[]byte(`{"metadata": {"name": "x"}, "addressType": "IPv4", "endpoints": []}`), nil)
+	require.ErrorContains(t, err, "403 Forbidden")
+	return token
+}
+
+// With the shipped config and the token of the shipped account, the server finds the replicas of its Service, and those
+// that come later.
+func TestServerFollowsItsService(t *testing.T) {
+	c := startCluster(t)
+	s := c.serve(t, "server", c.roles(t, "server", "warmpath", followsServices))
+	for _, pods := range [][]string{{"engines-0"}, {"engines-0", "engines-1"}} {
+		require.NoError(t, c.apply(t, slice("10.0.0.", 50051, pods), ""))
+		s.lists(t, pods)
+	}
+}
+
+// The same with an InferencePool.
+func TestServerFollowsItsPool(t *testing.T) {
+	c := startCluster(t)
+	s := c.serve(t, "gateway", c.roles(t, "gateway", "warmpath", followsPools))
+	spec := find(t, render(t, "quickstart"), "StatefulSet/engines")
+	for _, pods := range [][]string{{"engines-0"}, {"engines-0", "engines-1"}} {
+		name := pods[len(pods)-1]
+		pod := object{"apiVersion": "v1", "kind": "Pod", "spec": spec.at("spec", "template", "spec"), "metadata": map[string]any{
+			"name": name, "namespace": namespace, "labels": spec.at("spec", "template", "metadata", "labels"),
+		}}
+		require.NoError(t, c.apply(t, pod, ""))
+		ip := "10.0.0." + name[len(name)-1:] + "1"
+		body, err := json.Marshal(object{"apiVersion": "v1", "kind": "Pod", "metadata": map[string]any{"name": name}, "status": map[string]any{
+			"podIP": ip, "podIPs": []any{map[string]any{"ip": ip}}, "phase": "Running",
+			"conditions": []any{map[string]any{"type": "Ready", "status": "True"}},
+		}})
+		require.NoError(t, err)
+		require.NoError(t, c.Do(t.Context(), http.MethodPatch, c.path(t, pod)+"/status?fieldManager=kubelet&force=true",
+			"application/apply-patch+yaml", body, nil))
+		s.lists(t, pods)
+	}
+}
+
+// The quickstart's calls reach its engines: the Job's own command, with the token of its account, against the
+// StatefulSet's command, which runs here instead of in pods.
+func TestQuickstartCalls(t *testing.T) {
+	c := startCluster(t)
+	ip := ownAddress(t)
+	all := render(t, "quickstart")
+	token := c.roles(t, "client", "chat-client", followsServices)
+	engine := find(t, all, "StatefulSet/engines")
+	var ports []int
+	for range 3 {
+		e := c.run(t, replaced(args(t, engine), "0.0.0.0:50051", ip+":0"), "")
+		e.until(t, func() bool { return listens.MatchString(e.String()) })
+		port, err := strconv.Atoi(listens.FindStringSubmatch(e.String())[1])
+		require.NoError(t, err)
+		ports = append(ports, port)
+	}
+	for i, port := range ports { // a slice has one port for all of its endpoints
+		o := slice(ip, port, []string{"engines-" + strconv.Itoa(i)})
+		o["metadata"].(map[string]any)["name"] = "engines-of-calls-" + strconv.Itoa(i)
+		o["metadata"].(map[string]any)["labels"] = map[string]any{"kubernetes.io/service-name": "calls"}
+		require.NoError(t, c.apply(t, o, ""))
+	}
+	job := find(t, all, "Job/calls")
+	volumes := job.at("spec", "template", "spec", "volumes").([]any)
+	trace := find(t, all, "ConfigMap/"+object(volumes[0].(map[string]any)).text("configMap", "name")).text("data", "calls.jsonl")
+	command := replaced(args(t, job), "/calls/calls.jsonl", write(t, "calls.jsonl", trace))
+	calls := c.run(t, append(replaced(command, "///engines:", "///calls:"), "--json"), token)
+	require.NoError(t, calls.wait(), "%s", calls)
+	var result struct {
+		Results []struct {
+			Policy           string
+			Requests, Errors int
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(calls.out.String()), &result), "%s", calls)
+	require.Len(t, result.Results, 2)
+	for _, p := range result.Results {
+		require.Equal(t, strings.Count(trace, "\n"), p.Requests)
+		require.Zero(t, p.Errors, p.Policy)
+	}
+}
+
+var listens = regexp.MustCompile(`listens on \S+:(\d+)`)
+
+// ownAddress is one that the API server accepts for a pod: it refuses the loopback.
+func ownAddress(t *testing.T) string {
+	t.Helper()
+	all, err := net.InterfaceAddrs()
+	require.NoError(t, err)
+	for _, a := range all {
+		if n := a.(*net.IPNet); n.IP.IsGlobalUnicast() && n.IP.To4() != nil {
+			return n.IP.String()
+		}
+	}
+	if os.Getenv("WARMPATH_REQUIRE_ALL") == "" {
+		t.Skip("this machine has no address but the loopback")
+	}
+	require.Fail(t, "this machine has no address but the loopback")
+	return ""
+}
+
+// args are those of the only container of a workload.
+func args(t *testing.T, o object) (all []string) {
+	t.Helper()
+	containers := o.at("spec", "template", "spec", "containers").([]any)
+	require.Len(t, containers, 1)
+	for _, a := range containers[0].(map[string]any)["args"].([]any) {
+		all = append(all, a.(string))
+	}
+	return all
+}
+
+func replaced(args []string, from, to string) (all []string) {
+	for _, a := range args {
+		all = append(all, strings.ReplaceAll(a, from, to))
+	}
+	return all
+}
+
+// A process runs the command until the test ends.
+type process struct {
+	transcript // of both outputs
+
+	out  transcript // standard output
+	ctx  context.Context
+	cmd  *exec.Cmd
+	wait func() error
+}
+
+// run runs the command, for the holder of a token of the cluster.
+func (c *cluster) run(t *testing.T, args []string, token string) *process {
+	t.Helper()
+	ctx, stop := context.WithCancel(context.Background())
+	p := &process{ctx: ctx, cmd: exec.CommandContext(ctx, build(t), args...)}
+	p.cmd.Stdout, p.cmd.Stderr, p.wait = io.MultiWriter(&p.out, p), p, sync.OnceValue(p.cmd.Wait)
+	if token != "" {
+		kubeconfig, err := c.Kubeconfig(write(t, "token", token), namespace)
+		require.NoError(t, err)
+		p.cmd.Env = append(p.cmd.Environ(), "KUBECONFIG="+write(t, "kubeconfig", string(kubeconfig)))
+	}
+	require.NoError(t, p.cmd.Start())
+	t.Cleanup(func() { stop(); _ = p.wait() })
+	return p
+}
+
+func (p *process) until(t *testing.T, what func() bool) {
+	t.Helper()
+	require.Eventually(t, what, 30*time.Second, 50*time.Millisecond, "%v", p)
+}
+
+// A served process is a look-aside server.
+type served struct {
+	*process
+	at string
+}
+
+// serve runs a server with the config and the arguments of a kustomization.
+func (c *cluster) serve(t *testing.T, name, token string) served {
+	t.Helper()
+	all := render(t, name)
+	config := find(t, all, "ConfigMap/warmpath").text("data", "warmpath.yaml")
+	config = regexp.MustCompile(`(?m)^metrics: .*$`).ReplaceAllString(config, "metrics: 127.0.0.1:0")
+	command := replaced(args(t, find(t, all, "Deployment/warmpath")), "/etc/warmpath/warmpath.yaml", write(t, "warmpath.yaml", config))
+	p := c.run(t, append(replaced(command, "0.0.0.0:9002", "127.0.0.1:0"), "--listen", "127.0.0.1:0"), token)
+	address := regexp.MustCompile(`serves 1 deployment on ([0-9.:]+)`)
+	p.until(t, func() bool { return address.MatchString(p.String()) })
+	return served{p, address.FindStringSubmatch(p.String())[1]}
+}
+
+// lists waits until the server has these replicas and no others.
+func (s served) lists(t *testing.T, ids []string) {
+	t.Helper()
+	s.until(t, func() bool {
+		said, err := exec.CommandContext(s.ctx, s.cmd.Path, "top", "--once", "--json", "--server", s.at).Output()
+		var status struct {
+			Deployments []struct{ Replicas []struct{ ID string } }
+		}
+		if err != nil || json.Unmarshal(said, &status) != nil || len(status.Deployments) != 1 {
+			return false
+		}
+		var now []string
+		for _, r := range status.Deployments[0].Replicas {
+			now = append(now, r.ID)
+		}
+		slices.Sort(now)
+		return slices.Equal(ids, now)
+	})
+}
+
+// allowed returns what the holder of a token may do in a namespace, beyond what every account may.
+func (c *cluster) allowed(t *testing.T, token, namespace string) (all []string) {
+	t.Helper()
+	var answer struct {
+		Status struct {
+			ResourceRules []struct{ Verbs, APIGroups, Resources, ResourceNames []string }
+		}
+	}
+	body, err := json.Marshal(object{"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview",
+		"spec": map[string]any{"namespace": namespace}})
+	require.NoError(t, err)
+	require.NoError(t, c.as(token).Do(t.Context(), http.MethodPost, "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews", "", body, &answer))
+	for _, r := range answer.Status.ResourceRules {
+		for _, group := range r.APIGroups {
+			for _, resource := range r.Resources {
+				if strings.HasPrefix(resource, "selfsubject") {
+					continue
+				}
+				for _, verb := range r.Verbs {
+					all = append(all, group+"/"+resource+" "+verb)
+				}
+			}
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// transcript is what a process that still runs has written.
+type transcript struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (s *transcript) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.Write(p)
+}
+
+func (s *transcript) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.text.String()
+}
+
+// slice is what Kubernetes writes of the Service "engines" with pods that are ready. ip is that of all pods, or, with a
+// dot at its end, its beginning.
+func slice(ip string, port int, pods []string) object {
+	var endpoints []any
+	for i, pod := range pods {
+		address := ip
+		if strings.HasSuffix(ip, ".") {
+			address += strconv.Itoa(i + 1)
+		}
+		endpoints = append(endpoints, map[string]any{
+			"addresses": []any{address}, "conditions": map[string]any{"ready": true},
+			"targetRef": map[string]any{"kind": "Pod", "name": pod, "namespace": namespace, "uid": "uid-" + pod},
+		})
+	}
+	return object{
+		"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+		"metadata": map[string]any{
+			"name": "engines-1", "namespace": namespace,
+			"labels": map[string]any{"kubernetes.io/service-name": "engines"},
+		},
+		"ports":     []any{map[string]any{"name": "grpc", "port": port, "protocol": "TCP"}},
+		"endpoints": endpoints,
+	}
+}
