@@ -26,9 +26,10 @@ type View interface {
 	// and not yet prefilled, plus the request cost for each request, divided by its rate.
 	// Requests of other clients count as far as they are known.
 	Load(r *Replica) float64
-	// MeanPeerLoad returns the mean of the load that other clients are known to have on the
-	// replicas, in tokens, whatever the replicas' rates. O(1).
-	MeanPeerLoad() float64
+	// PeerDrift returns how much of the peer load of a replica changes until it is used, in
+	// the mean, in tokens, whatever the replicas' rates. All clients act on the same
+	// reports, so differences of load that are smaller must not decide. O(1).
+	PeerDrift() float64
 
 	// Available reports whether the replica may be given the request now: it is
 	// connected, has room, is neither ejected nor draining, and the request may use it.

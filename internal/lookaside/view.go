@@ -94,6 +94,7 @@ func (v *view) attach(r *router.Router) {
 	defer v.mu.Unlock()
 	v.routers = append(v.routers, r)
 	v.setCapacities(r)
+	r.Load.SetDrift(v.load.damping.Drift())
 	r.Load.SetPeers(v.load.peers)
 	v.eject(r)
 	r.Routes.Share(v.routes.note)
@@ -174,6 +175,7 @@ func (v *view) fade(now time.Time) {
 // setLoad gives the Routers the peer load. Called with mu held.
 func (v *view) setLoad() {
 	for _, r := range v.routers {
+		r.Load.SetDrift(v.load.damping.Drift())
 		r.Load.SetPeers(v.load.peers)
 	}
 }

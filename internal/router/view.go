@@ -110,8 +110,8 @@ func (v *view) Load(r *policy.Replica) float64 {
 	return v.router.Load.Of(s, s.Book.Load())
 }
 
-func (v *view) MeanPeerLoad() float64 {
-	return v.router.Load.PeerSum() / float64(max(len(v.replicas), 1))
+func (v *view) PeerDrift() float64 {
+	return v.router.Load.Drift() / float64(max(len(v.replicas), 1))
 }
 
 func (v *view) Available(q *policy.Request, r *policy.Replica) bool {

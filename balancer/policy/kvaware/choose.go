@@ -152,7 +152,7 @@ func (c *choice) best() (*option, policy.Reason) {
 	}
 	var best *option
 	equal := 0
-	slack := max(nearTie, peerSlack*c.View.MeanPeerLoad())
+	slack := max(nearTie, c.View.PeerDrift())
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {

@@ -11,20 +11,17 @@ import (
 // Name is the policy's name in a config.
 const Name = "kv_aware"
 
-// The weights of the cost. They were found with the simulator on the conversation trace;
-// docs/routing-quality.md has what peerSlack gives: without it, +25 % mean TTFT where
-// load comes every second.
+// The weights of the cost. They were found with the simulator on the conversation trace.
 const (
 	// uncachedWeight is what a prompt token counts that the replica would have to compute
 	// for this request. Tokens of others that wait there, and active requests, count 1.
 	// Higher keeps prompts with their caches; at 1 caches are given up as the fleet fills.
 	uncachedWeight = 3
 	// nearTie is by how many tokens a cost may be above the least and still counts as equal to
-	// it. Among equals what is cached decides, then the rendezvous order, which keeps many clients
-	// with the same news from all going one way: docs/routing-quality.md, row "near ties".
+	// it; the drift of the peer load, where that is more. Among equals what is cached decides, then
+	// the rendezvous order, which keeps many clients with the same news from all going one way:
+	// docs/routing-quality.md, row "near ties".
 	nearTie = 4000
-	// peerSlack times the mean peer load is the width of a near tie where that is more.
-	peerSlack = 0.75
 )
 
 // credits are how much of a cached token on each tier need not be computed.

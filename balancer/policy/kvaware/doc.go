@@ -18,13 +18,14 @@
 //
 // Costs that are at most
 //
-//	max(4000, 0.75 × mean peer load)
+//	max(4000, drift of the peer load)
 //
 // above the least count as equal, and among equals the one that holds most of the prompt is
 // picked, beyond what more than 1/N of the requests begin with; of these the first in the
 // rendezvous order of the prompt's distinguishing block (package rendezvous), where a
-// popular prefix has two homes. Peer load is the load that other clients put on a replica:
-// all clients act on that news alike, and it is a little old. So clients with the same news,
+// popular prefix has two homes. Peer load is the load that other clients put on a replica, and
+// its drift is the mean part of it that changes until it is used, learned from the reports: all
+// clients act on the same ones, and they are a little old. So clients with the same reports,
 // or with none, do not all go one way, a conversation that was moved stays where its cache
 // is, and a new turn finds its replica from any client.
 //

@@ -19,7 +19,7 @@ func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
 	}
 	c := choice{
 		p: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v),
-		slack: max(loadSlack, peerSlack*v.MeanPeerLoad()),
+		slack: max(loadSlack, v.PeerDrift()),
 	}
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)

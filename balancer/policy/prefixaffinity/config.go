@@ -19,14 +19,12 @@ const (
 )
 
 // A replica is passed over when its load is above that of the least loaded by more
-// than loadSlack tokens, or peerSlack times the mean peer load if that is more, and
+// than loadSlack tokens, or the drift of the peer load if that is more, and
 // reuseWeight times the tokens that it is expected to have cached. Higher keeps
 // prompts with their caches, lower spreads load. The values were found with the
-// simulator on the conversation trace; docs/routing-quality.md has what peerSlack
-// gives: without it, +25 % mean TTFT where load comes every second.
+// simulator on the conversation trace.
 const (
 	loadSlack   = 4000
-	peerSlack   = 0.75
 	reuseWeight = 3
 )
 

@@ -25,14 +25,15 @@
 // A replica is passed over when its load is above that of the least loaded by more
 // than
 //
-//	max(4,000 tokens, 0.75 × mean peer load) + 3 × expected
+//	max(4,000 tokens, drift of the peer load) + 3 × expected
 //
 // expected are the prompt's own tokens that the replica holds. For the first in the
 // rendezvous order, where no replica holds any, it is the part of them that such
 // replicas have turned out to hold all the same, because other clients sent them
 // there. So a prompt waits for its cache as long as that pays, and a new prompt is
 // placed nearly by load alone. Peer load is the load that other clients put on a
-// replica: all clients act on that news alike, so small differences in it must not
+// replica, and its drift is the mean part of it that changes until it is used, learned
+// from the reports: all clients act on the same ones, so smaller differences must not
 // count. A replica that takes a spill becomes a holder, and holders are taken in the
 // rendezvous order: a hot prompt fans out along its order as its load grows, and
 // comes back when the load is gone.

@@ -100,6 +100,7 @@ func (s *sharing) broadcast() {
 			s.others[i].QueuedTokens = s.total[i].QueuedTokens - own.QueuedTokens
 		}
 		s.damping[c].Damp(s.others)
+		rt.Load.SetDrift(s.damping[c].Drift())
 		rt.Load.SetPeers(s.others)
 		if len(changes) > 0 {
 			rt.CacheChanged(changes)

@@ -53,14 +53,30 @@ func (h *Damping) Damp(loads []Peer) {
 		}
 		h.before[l.ID] = now
 	}
-	keep := 1. // while nothing is known
-	if h.old > 0 {
-		lasts := min(max(h.both/h.old, 0), 1)
-		keep = lasts * lasts
-	}
+	keep := h.keep()
 	for i := range loads {
 		l := &loads[i]
 		l.Ongoing = int(ongoing + keep*(float64(l.Ongoing)-ongoing) + 0.5)
 		l.QueuedTokens = int64(tokens + keep*(float64(l.QueuedTokens)-tokens) + 0.5)
 	}
+}
+
+// keep returns the part of a deviation that is kept: all while nothing is known.
+func (h *Damping) keep() float64 {
+	if h.old == 0 {
+		return 1
+	}
+	lasts := min(max(h.both/h.old, 0), 1)
+	return lasts * lasts
+}
+
+// unknownDrift is the drift of peer load that no Damping has seen.
+const unknownDrift = 0.75
+
+// Drift returns which part of the peer load changes from a report to its use, for [Tracker.SetDrift].
+func (h *Damping) Drift() float64 {
+	if h.old == 0 {
+		return unknownDrift
+	}
+	return 1 - h.keep()
 }

@@ -53,11 +53,13 @@ func TestHearsayLearnsAnew(t *testing.T) {
 	before, _ := tell(h, rnd, 0.97, 300)
 	after, _ := tell(h, rnd, 0, 300)
 	require.Greater(t, before, 0.65)
+	require.Greater(t, h.Drift(), 0.85, "what changes is not kept")
 	require.Less(t, after, 0.15)
 }
 
 func TestHearsayAtFirst(t *testing.T) {
 	h := new(Damping)
+	require.InDelta(t, unknownDrift, h.Drift(), 0)
 	loads := []Peer{{ID: "a", Ongoing: 7, QueuedTokens: 900}, {ID: "b"}}
 	h.Damp(loads)
 	require.Equal(t, []Peer{{ID: "a", Ongoing: 7, QueuedTokens: 900}, {ID: "b"}}, loads, "nothing is known against it")

@@ -26,6 +26,7 @@ type Tracker struct {
 	reporting func(bool)
 	// peerSum is what other clients are known to have on all replicas, at rate 1, in tokens.
 	peerSum atomic.Int64
+	drift   atomic.Uint64 // as SetDrift set it, as math.Float64bits
 	// expiry is when the first report expires, in ns since 1970, or earlier; 0 = none counts.
 	expiry atomic.Int64
 
@@ -52,7 +53,9 @@ type replica struct {
 // New returns a Tracker of an empty fleet. now is the clock; reporting is called when reports begin to count and when
 // none does any more, with the Tracker's lock held.
 func New(now func() time.Time, reporting func(bool)) *Tracker {
-	return &Tracker{now: now, reporting: reporting}
+	t := &Tracker{now: now, reporting: reporting}
+	t.SetDrift(unknownDrift)
+	return t
 }
 
 // SetFleet replaces the replicas. Those that stay keep their load and their rate. O(replicas).
@@ -197,8 +200,14 @@ func (t *Tracker) Of(r *state.Replica, book int64) float64 {
 	return tokens * math.Float64frombits(r.InvRate.Load())
 }
 
-// PeerSum returns the peer load of the fleet, in tokens, whatever the replicas' rates. O(1).
-func (t *Tracker) PeerSum() float64 { return float64(t.peerSum.Load()) }
+// SetDrift sets which part of the peer load changes from a report to its use: [Damping.Drift].
+func (t *Tracker) SetDrift(part float64) { t.drift.Store(math.Float64bits(part)) }
+
+// Drift returns how much of the peer load of the fleet changes until it is used, in tokens, whatever the replicas'
+// rates. O(1).
+func (t *Tracker) Drift() float64 {
+	return math.Float64frombits(t.drift.Load()) * float64(t.peerSum.Load())
+}
 
 // setPeer puts the load of others on a replica into force. Called with mu held.
 func (t *Tracker) setPeer(r *replica, book int64) {
