@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/stats"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -128,6 +129,75 @@ func TestLoadPollAsksNothing(t *testing.T) {
 			require.Zero(t, asked.Load())
 		})
 	}
+}
+
+// Beside a look-aside server, which shares the load, no replica is asked.
+func TestLoadPollBesideAServer(t *testing.T) {
+	var asked atomic.Int64
+	rs := []*replica{start(t, &replica{beside: silent(&asked)}), start(t, &replica{beside: silent(&asked)})}
+	at, _ := lookasideWith(t, "", "    register: true\n    replicas: [{address: \""+rs[0].addr+"\"}, {address: \""+rs[1].addr+"\"}]")
+	cc := dial(t, "warmpath://"+at+"/", grpc.WithDisableServiceConfig(),
+		client.WithConfig(config(`{"power_of_two_choices":{}}`, byORCA)))
+	connected(t, cc, rs)
+	calls(t, deadline(t), cc, 20)
+	require.Zero(t, asked.Load())
+}
+
+// A policy has all the time of the call to prepare, and one that cannot be asked without a trace is chosen with once.
+func TestLoadPollOfCustomPolicies(t *testing.T) {
+	var asked, prepared, chosen atomic.Int64
+	for _, previews := range []bool{false, true} {
+		name := unique("prepares")
+		policy.Register(name, func(struct{}) (policy.Policy, error) {
+			p := policy.Policy{
+				Uses: policy.UsesLoad,
+				Prepare: func(ctx context.Context, _ *policy.Request, _ policy.View) error {
+					if _, bound := ctx.Deadline(); !bound {
+						prepared.Add(1)
+					}
+					return nil
+				},
+				Choose: func(q *policy.Request, v policy.View) policy.Decision {
+					chosen.Add(1)
+					return policy.To(v.LeastOfTwo(q), policy.ReasonLeastOfTwo)
+				},
+			}
+			if previews {
+				p.Preview = func(q *policy.Request, v policy.View) policy.Decision {
+					return policy.To(v.LeastOfTwo(q), policy.ReasonLeastOfTwo)
+				}
+			}
+			return p, nil
+		})
+		rs := []*replica{start(t, &replica{beside: silent(&asked)}), start(t, &replica{beside: silent(&asked)})}
+		cc := dial(t, target(rs...), client.WithConfig(config(`{"`+name+`":{}}`, byORCA)))
+		connected(t, cc, rs)
+		prepared.Store(0)
+		chosen.Store(0)
+		calls(t, context.Background(), cc, 5)
+		require.EqualValues(t, 5, prepared.Load())
+		require.EqualValues(t, 5, chosen.Load())
+		require.Equal(t, previews, asked.Load() > 0)
+	}
+}
+
+// A change of load_poll holds for the calls after it, and keeps the Router.
+func TestLoadPollChanges(t *testing.T) {
+	var asked atomic.Int64
+	rs := []*replica{start(t, &replica{beside: silent(&asked)}), start(t, &replica{beside: silent(&asked)})}
+	sc := func(more string) update {
+		return state(`{"loadBalancingConfig":[{"warmpath":{"policy":{"power_of_two_choices":{}}`+more+`}}]}`, rs...)
+	}
+	dir := newDirectory("polling", sc(""))
+	cc := dial(t, "polling:///x", grpc.WithResolvers(dir))
+	connected(t, cc, rs)
+	calls(t, deadline(t), cc, 20)
+	require.Zero(t, asked.Load())
+	dir.set(sc("," + byORCA))
+	eventually(t, "they are asked", func() bool {
+		calls(t, deadline(t), cc, 1)
+		return asked.Load() > 0
+	})
 }
 
 // bearer are credentials of a channel.

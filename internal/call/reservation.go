@@ -49,8 +49,10 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 	}
 	if !asked {
 		if b.Probe != nil && backoff == 0 {
+			b.Router.Prepare(c, q) // it may take longer than replicas are waited for
+			asks := time.Now()
 			b.Probe(c, q)
-			began = time.Now()
+			began = began.Add(time.Since(asks))
 		}
 		switch err := b.Router.Reserve(c, q, &r.held, router.How{Backoff: backoff}); err {
 		case nil:
