@@ -227,6 +227,12 @@ func TestServerFollowsItsService(t *testing.T) {
 		require.NoError(t, c.apply(t, slice("10.0.0.", 50051, pods), ""))
 		s.lists(t, pods)
 	}
+	_, command, ok := strings.Cut(page(t), "exec deploy/warmpath -- /warmpath ")
+	require.True(t, ok)
+	command, _, _ = strings.Cut(command, "\n")
+	said, err := exec.CommandContext(t.Context(), s.cmd.Path, replaced(strings.Fields(command), "127.0.0.1:4770", s.at)...).CombinedOutput()
+	require.NoError(t, err, "%s", said)
+	require.Contains(t, string(said), "engines-1")
 }
 
 // The same with an InferencePool.
@@ -284,6 +290,7 @@ func TestQuickstartCalls(t *testing.T) {
 		Results []struct {
 			Policy           string
 			Requests, Errors int
+			Cached           float64 `json:"cached_token_ratio"`
 		}
 	}
 	require.NoError(t, json.Unmarshal([]byte(calls.out.String()), &result), "%s", calls)
@@ -292,6 +299,8 @@ func TestQuickstartCalls(t *testing.T) {
 		require.Equal(t, strings.Count(trace, "\n"), p.Requests)
 		require.Zero(t, p.Errors, p.Policy)
 	}
+	require.InDelta(t, 0.20, result.Results[0].Cached, 0.05, "as on the page")
+	require.InDelta(t, 0.67, result.Results[1].Cached, 0.05, "as on the page")
 }
 
 var listens = regexp.MustCompile(`listens on \S+:(\d+)`)

@@ -221,6 +221,38 @@ func ports(t *testing.T, config string, all []object) {
 	require.Contains(t, string(text), "port: "+metrics+"\n    targetPort: metrics\n")
 }
 
+// page is the page of docs on Kubernetes.
+func page(t *testing.T) string { return string(read(t, root+"/docs/kubernetes.md")) }
+
+// The commands of the page name what there is; TestServerFollowsItsService runs the command's own.
+func TestPage(t *testing.T) {
+	_, block, ok := strings.Cut(page(t), "```sh\n")
+	require.True(t, ok)
+	block, _, _ = strings.Cut(block, "```")
+	all := render(t, "quickstart")
+	commands := map[string]int{}
+	for line := range strings.Lines(block) {
+		line = strings.TrimSpace(line)
+		switch words := strings.Fields(line); {
+		case strings.HasPrefix(line, "docker build -t "), strings.HasPrefix(line, "kind load docker-image "):
+			image := strings.TrimSuffix(strings.Join(words[3:], " "), " .")
+			for _, o := range []string{"Deployment/warmpath", "StatefulSet/engines", "Job/calls"} {
+				text, err := yaml.Marshal(find(t, all, o))
+				require.NoError(t, err)
+				require.Contains(t, string(text), "image: "+image+"\n")
+			}
+		case line == "kind create cluster":
+		case line == "kubectl create namespace "+namespace:
+		case strings.HasPrefix(line, "kubectl apply -k "):
+			require.Equal(t, "deploy/kustomize/quickstart", words[3])
+		default:
+			require.Regexp(t, `^kubectl -n `+namespace+` .*(job/calls|deploy/warmpath)`, line)
+		}
+		commands[strings.Fields(line)[0]]++
+	}
+	require.Equal(t, map[string]int{"docker": 1, "kind": 2, "kubectl": 5}, commands)
+}
+
 // The operator's rules are those of docs/observability/alerts.yaml.
 func TestAlerts(t *testing.T) {
 	const path = kustomize + "/components/monitoring/alerts.yaml"

@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/drive"
 )
 
-// chartLibrary is Chart.js 4.6.1, of npm's chart.js (MIT, chart.LICENSE.md).
+// chartLibrary is Chart.js 4.6.1, of npm's chart.js (MIT, chart.LICENSE).
 //
 //go:embed chart.umd.min.js
 var chartLibrary template.JS

@@ -3,8 +3,12 @@ package keda
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -237,4 +241,17 @@ func TestShippedTrigger(t *testing.T) {
 	for _, m := range spec.GetMetricSpecs() {
 		require.Zero(t, f.value(t, m.GetMetricName(), ref))
 	}
+}
+
+// The page on Kubernetes has a row for each key.
+func TestPageNamesEveryKey(t *testing.T) {
+	page, err := os.ReadFile("../../../../docs/kubernetes.md")
+	require.NoError(t, err)
+	_, section, ok := strings.Cut(string(page), "## Scale with KEDA")
+	require.True(t, ok)
+	var named []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `(\\w+)` \\|").FindAllStringSubmatch(section, -1) {
+		named = append(named, row[1])
+	}
+	require.ElementsMatch(t, append(slices.Collect(maps.Keys(metrics)), keyDeployment, keySpeed), named)
 }
