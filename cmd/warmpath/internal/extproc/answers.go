@@ -21,7 +21,12 @@ type destinations struct {
 	metadata *structpb.Struct
 }
 
-func newDestinations(addresses string, pick *warmpathv1.ChosenReplica) *destinations {
+func destinationsOf(a *warmpathv1.ChooseReplicaResponse) *destinations {
+	pick := a.GetReplica()
+	addresses := pick.GetAddress()
+	for _, r := range a.GetFallbacks() {
+		addresses += "," + r.GetAddress()
+	}
 	fields := map[string]*structpb.Value{destination: structpb.NewStringValue(addresses)}
 	inside := structpb.NewStructValue(&structpb.Struct{Fields: fields})
 	h := []*corev3.HeaderValueOption{set(destination, addresses)}
@@ -112,10 +117,7 @@ var (
 func refusalOf(err error, isGRPC bool) *extprocv3.ProcessingResponse {
 	code, refusal := status.Code(err), endpoint.RefusalOf(err)
 	h := []*corev3.HeaderValueOption{set("content-type", "application/json")}
-	switch {
-	case err == errAddress:
-		code, refusal = codes.Unavailable, endpoint.NoAddress
-	case code == codes.ResourceExhausted:
+	if code == codes.ResourceExhausted {
 		refusal.Code = int(typev3.StatusCode_TooManyRequests)
 		h = append(h, set("retry-after", "1"))
 	}

@@ -1,8 +1,6 @@
 package extproc
 
 import (
-	"errors"
-	"net"
 	"strconv"
 	"strings"
 
@@ -14,7 +12,6 @@ import (
 
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
-	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // The names of the protocol.
@@ -252,16 +249,8 @@ func (x *exchange) pick(cut bool) (*destinations, error) {
 	if err := x.booking.reserve(call.Context(x.stream.Context()), q); err != nil {
 		return nil, err
 	}
-	p := destinationsOf(x.booking.chosen)
-	if p == nil {
-		x.booking.release(nil)
-		return nil, errAddress
-	}
-	return p, nil
+	return destinationsOf(x.booking.chosen), nil
 }
-
-// errAddress is the error of a pick whose replica cannot be an endpoint.
-var errAddress = errors.New("the replica's address is not host:port")
 
 // send answers with a pick.
 func (x *exchange) send(m *extprocv3.ProcessingResponse, p *destinations) error {
@@ -384,16 +373,4 @@ func codeOf(h headers) codes.Code {
 func grpcStatus(h headers) (codes.Code, bool) {
 	n, err := strconv.ParseUint(h.get("grpc-status"), 10, 32)
 	return codes.Code(n), err == nil
-}
-
-// destinationsOf returns nil where the replica's address is not host:port.
-func destinationsOf(a *warmpathv1.ChooseReplicaResponse) *destinations {
-	if _, _, err := net.SplitHostPort(a.GetReplica().GetAddress()); err != nil {
-		return nil
-	}
-	all := a.GetReplica().GetAddress()
-	for _, r := range a.GetFallbacks() {
-		all += "," + r.GetAddress()
-	}
-	return newDestinations(all, a.GetReplica())
 }

@@ -45,7 +45,7 @@ type picker struct {
 	extprocv3.ExternalProcessorClient
 	health healthpb.HealthClient
 	status warmpathv1.StatusServiceClient
-	server *server.Server
+	*extproc.Server
 }
 
 // startPicker starts one. wrap, if it is not nil, stands between the endpoint and the server.
@@ -73,7 +73,7 @@ func startPicker(t testing.TB, config string, o extproc.Options, wrap func(endpo
 	})
 	return &picker{
 		extprocv3.NewExternalProcessorClient(picks), healthpb.NewHealthClient(picks),
-		warmpathv1.NewStatusServiceClient(routing), s,
+		warmpathv1.NewStatusServiceClient(routing), e,
 	}
 }
 
@@ -281,10 +281,10 @@ func (g *gateway) chunk(body string, end bool) {
 		require.Nil(g.t, g.next().GetResponseBody().GetResponse().GetBodyMutation())
 		return
 	}
-	echoed, ended := "", false
-	for echoed != body || ended != end {
-		a := g.next().GetResponseBody()
-		require.NotNil(g.t, a)
+	for echoed, ended, first := "", false, true; first || echoed != body || ended != end; first = false {
+		m := g.next()
+		a := m.GetResponseBody()
+		require.NotNil(g.t, a, "%v", m)
 		c := a.GetResponse().GetBodyMutation().GetStreamedResponse()
 		echoed, ended = echoed+string(c.GetBody()), c.GetEndOfStream()
 		require.True(g.t, strings.HasPrefix(body, echoed))
@@ -331,8 +331,9 @@ func (g *gateway) echoed(body string, end bool) {
 	g.t.Helper()
 	n, ended := 0, false
 	for n < len(body) || ended != end {
-		a := g.next().GetRequestBody()
-		require.NotNil(g.t, a)
+		m := g.next()
+		a := m.GetRequestBody()
+		require.NotNil(g.t, a, "%v", m)
 		c := a.GetResponse().GetBodyMutation().GetStreamedResponse()
 		require.LessOrEqual(g.t, n+len(c.GetBody()), len(body))
 		require.Equal(g.t, body[n:n+len(c.GetBody())], string(c.GetBody()))
@@ -344,8 +345,9 @@ func (g *gateway) echoed(body string, end bool) {
 // refused receives the answer in the replica's place.
 func (g *gateway) refused() (code int, reason string) {
 	g.t.Helper()
-	a := g.next().GetImmediateResponse()
-	require.NotNil(g.t, a)
+	m := g.next()
+	a := m.GetImmediateResponse()
+	require.NotNil(g.t, a, "%v", m)
 	for _, h := range a.GetHeaders().GetSetHeaders() {
 		if h.GetHeader().GetKey() == "x-warmpath-reason" {
 			reason = string(h.GetHeader().GetRawValue())
