@@ -2,9 +2,11 @@ package kubernetes
 
 import (
 	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 func TestTargets(t *testing.T) {
@@ -43,4 +45,29 @@ func TestTargets(t *testing.T) {
 		_, err = parseService(*u)
 		require.ErrorContains(t, err, want, text)
 	}
+}
+
+// A target that is taken names a Service that may exist, and one of its ports.
+func FuzzServiceTarget(f *testing.F) {
+	for _, s := range []string{
+		"warmpath-kubernetes:///chat.llm:grpc", "warmpath-kubernetes:///chat:1?pods=a=b", "warmpath-kubernetes:chat:1",
+		"warmpath-kubernetes:///a.b.c:1", "warmpath-kubernetes:///%00:1", "warmpath-kubernetes:///chat:-1",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		u, err := url.Parse(text)
+		if err != nil {
+			return
+		}
+		q, err := parseService(*u)
+		if err != nil {
+			require.Nil(t, q)
+			return
+		}
+		s := q.(service)
+		require.Empty(t, validation.IsDNS1123Subdomain(s.name))
+		require.NotEmpty(t, s.port)
+		require.False(t, strings.ContainsAny(s.namespace, "./:"))
+	})
 }

@@ -26,7 +26,7 @@ const hold = time.Second
 // A union is what all EndpointSlices of a Service hold together.
 type union struct {
 	service service
-	known   map[endpointKey]endpoint // of the last round, with those that are held
+	known   map[endpointKey]*endpoint // of the last round, with those that are held
 }
 
 // An endpointKey is the same in every slice that has the endpoint.
@@ -81,8 +81,8 @@ func (u *union) replicas(all []*discoveryv1.EndpointSlice, now time.Time) ([]pol
 }
 
 // collect returns the endpoints of all slices that have the port.
-func (u *union) collect(all []*discoveryv1.EndpointSlice) (found map[endpointKey]endpoint, wrong error) {
-	found = make(map[endpointKey]endpoint)
+func (u *union) collect(all []*discoveryv1.EndpointSlice) (found map[endpointKey]*endpoint, wrong error) {
+	found = make(map[endpointKey]*endpoint, len(u.known))
 	for _, slice := range all {
 		port, err := u.service.find(slice.Ports)
 		if err != nil {
@@ -91,8 +91,12 @@ func (u *union) collect(all []*discoveryv1.EndpointSlice) (found map[endpointKey
 		}
 		for _, e := range slice.Endpoints {
 			x := read(e, slice.AddressType, port)
-			x.used = u.known[x.key].used
-			x.condition = max(x.condition, found[x.key].condition)
+			if was := u.known[x.key]; was != nil {
+				x.used = was.used
+			}
+			if twin := found[x.key]; twin != nil {
+				x.condition = max(x.condition, twin.condition)
+			}
 			found[x.key] = x
 		}
 	}
@@ -116,9 +120,9 @@ func (s service) find(ports []discoveryv1.EndpointPort) (string, error) {
 }
 
 // read returns an endpoint of a slice. The API server admits none without an address.
-func read(e discoveryv1.Endpoint, family discoveryv1.AddressType, port string) endpoint {
+func read(e discoveryv1.Endpoint, family discoveryv1.AddressType, port string) *endpoint {
 	host := e.Addresses[0]
-	x := endpoint{key: endpointKey{host: host, family: family}, condition: conditionOf(e.Conditions)}
+	x := &endpoint{key: endpointKey{host: host, family: family}, condition: conditionOf(e.Conditions)}
 	x.Address = net.JoinHostPort(host, port)
 	x.ID, x.Zone, x.Node = x.Address, ptr.Deref(e.Zone, ""), ptr.Deref(e.NodeName, "")
 	if ref := e.TargetRef; ref != nil && ref.UID != "" {
@@ -144,7 +148,7 @@ func conditionOf(c discoveryv1.EndpointConditions) condition {
 
 // keep adds the endpoints that are held, and returns when the first of these holds ends. One whose id or address
 // another endpoint has is not held: its successor is there.
-func (u *union) keep(found map[endpointKey]endpoint, now time.Time) (first time.Time) {
+func (u *union) keep(found map[endpointKey]*endpoint, now time.Time) (first time.Time) {
 	taken := make(map[string]bool, 2*len(found))
 	for _, x := range found {
 		taken[x.ID], taken[x.Address] = true, true
@@ -169,8 +173,8 @@ func (u *union) keep(found map[endpointKey]endpoint, now time.Time) (first time.
 
 // choose returns the replicas among the endpoints, in the order of their ids: each id and each address once, and where
 // none is ready or draining, those that were in use before they ceased to be ready.
-func (u *union) choose(found map[endpointKey]endpoint) []policy.Attributes {
-	best := slices.SortedFunc(maps.Values(found), func(a, b endpoint) int {
+func (u *union) choose(found map[endpointKey]*endpoint) []policy.Attributes {
+	best := slices.SortedFunc(maps.Values(found), func(a, b *endpoint) int {
 		return cmp.Or(cmp.Compare(preference[a.condition], preference[b.condition]),
 			cmp.Compare(a.key.family, b.key.family), cmp.Compare(a.key.uid, b.key.uid))
 	})
@@ -179,9 +183,7 @@ func (u *union) choose(found map[endpointKey]endpoint) []policy.Attributes {
 	for _, x := range best {
 		serves := x.condition == ready || x.condition == draining
 		serves = serves || x.condition == notReady && x.used && best[0].condition == notReady
-		x.used = serves && !taken[x.ID] && !taken[x.Address]
-		found[x.key] = x
-		if x.used {
+		if x.used = serves && !taken[x.ID] && !taken[x.Address]; x.used {
 			taken[x.ID], taken[x.Address] = true, true
 			x.Draining = x.condition == draining
 			fleet = append(fleet, x.Attributes)

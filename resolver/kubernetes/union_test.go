@@ -2,6 +2,7 @@ package kubernetes
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/target"
 )
 
 var testService = service{name: "chat", namespace: "llm", port: "grpc"}
@@ -167,10 +169,73 @@ func TestHistories(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			u := newUnion(testService)
 			for i, s := range steps {
-				fleet, _, err := u.replicas(s.slices, time.Time{}.Add(time.Hour+s.at))
+				fleet, _, _ := u.replicas(s.slices, time.Time{}.Add(time.Hour+s.at))
 				require.Equal(t, s.want, short(fleet), "step %d", i)
-				_ = err
 			}
 		})
+	}
+}
+
+// thousand returns 1,000 endpoints in ten slices.
+func thousand() []*discoveryv1.EndpointSlice {
+	all := make([]*discoveryv1.EndpointSlice, 10)
+	for i := range 1000 {
+		if i < len(all) {
+			all[i] = slice()
+		}
+		e := up(fmt.Sprintf("pod-%03d", i), 0)
+		e.Addresses = []string{fmt.Sprintf("10.0.%d.%d", i/250, i%250)}
+		all[i%len(all)].Endpoints = append(all[i%len(all)].Endpoints, e)
+	}
+	return all
+}
+
+// Endpoints that are shuffled over the slices, which are written in any order, are there at every moment.
+func TestShuffled(t *testing.T) {
+	const seed = 1
+	random := rand.New(rand.NewPCG(seed, seed))
+	u, seen, now := newUnion(testService), thousand(), time.Time{}
+	want, _, err := u.replicas(seen, now)
+	require.NoError(t, err)
+	require.Len(t, want, 1000)
+	for round := range 20 {
+		next := thousand()
+		for _, s := range next {
+			s.Endpoints = nil
+		}
+		for _, s := range thousand() {
+			for _, e := range s.Endpoints {
+				to := next[random.IntN(len(next))]
+				to.Endpoints = append(to.Endpoints, e)
+			}
+		}
+		for _, i := range random.Perm(len(next)) {
+			seen[i] = next[i]
+			now = now.Add(hold / time.Duration(len(next)))
+			fleet, _, err := u.replicas(seen, now)
+			require.NoError(t, err)
+			require.Equal(t, want, fleet, "round %d", round)
+		}
+	}
+}
+
+// BenchmarkChange is one change of a Service with 1,000 endpoints, from the bytes of a slice to the resolver's state.
+func BenchmarkChange(b *testing.B) {
+	u, all := newUnion(testService), thousand()
+	var forms [2][]byte
+	for i, isReady := range []*bool{yes, no} {
+		all[3].Endpoints[7].Conditions.Ready = isReady
+		var err error
+		forms[i], err = all[3].Marshal()
+		require.NoError(b, err)
+	}
+	b.ReportAllocs()
+	for i := 0; b.Loop(); i++ {
+		all[3] = new(discoveryv1.EndpointSlice)
+		require.NoError(b, all[3].Unmarshal(forms[i%2]))
+		fleet, _, _ := u.replicas(all, time.Time{})
+		if got := len(target.State(fleet, true).Endpoints); got != 1000-i%2 {
+			b.Fatal(got)
+		}
 	}
 }
