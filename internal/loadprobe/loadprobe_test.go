@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router/load"
 )
@@ -96,6 +97,27 @@ func TestBefore(t *testing.T) {
 		require.Len(t, asked, tt.want, asked)
 		for _, rep := range r.View().Replicas() {
 			require.Zero(t, rep.Ongoing(), "a question reserves nothing")
+		}
+	}
+}
+
+// The two replicas that are drawn for a request are asked, and no other, and the request goes to the less busy one.
+func TestTwoChoices(t *testing.T) {
+	for range 50 {
+		p, err := poweroftwo.New(poweroftwo.Config{})
+		require.NoError(t, err)
+		r, q := policytest.NewRouter(t, p, policytest.Fleet(16)), new(policy.Request)
+		asked := make(map[string]bool)
+		Before(t.Context(), r, q, func(rep *policy.Replica) bool {
+			first := !asked[rep.ID]
+			asked[rep.ID] = true
+			r.Report(rep.ID, load.Report{Ongoing: 1 + rep.Index(), QueuedTokens: -1})
+			return first
+		})
+		require.Len(t, asked, 2)
+		chosen := policytest.Pick(t, r, q).Decision.Replica
+		for id := range asked {
+			require.LessOrEqual(t, chosen.Index(), r.View().ByID(id).Index())
 		}
 	}
 }

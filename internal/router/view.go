@@ -208,12 +208,16 @@ func leastOfPool(v *view, p policy.Pool) (best *policy.Replica) {
 const draws = 8
 
 // twoOfPool draws two of those the pool takes. Where few draws find none, it draws in one pass over all
-// (reservoir sampling).
+// (reservoir sampling). For one request it draws the same each time, so that load which is asked for between two choices
+// decides between the same two.
 func twoOfPool(v *view, p policy.Pool) *policy.Replica {
 	n := len(p.Replicas)
 	var two [2]*policy.Replica
+	var lot rand.PCG
+	lot.Seed(v.Lot(p.Request), 0)
+	intN := func(n int) int { return int(lot.Uint64() >> 32 * uint64(n) >> 32) }
 	for i := 0; n > 2 && i < draws; i++ {
-		r := p.Replicas[v.IntN(n)]
+		r := p.Replicas[intN(n)]
 		switch {
 		case r == two[0] || !v.takes(&p, r):
 		case two[0] == nil:
@@ -230,7 +234,7 @@ func twoOfPool(v *view, p policy.Pool) *policy.Replica {
 		}
 		at := found
 		if found++; found > 2 {
-			at = v.IntN(found)
+			at = intN(found)
 		}
 		if at < 2 {
 			two[at] = r
@@ -239,7 +243,7 @@ func twoOfPool(v *view, p policy.Pool) *policy.Replica {
 	switch {
 	case found < 2:
 		return two[0]
-	case v.IntN(2) == 1:
+	case intN(2) == 1:
 		return fewerOngoing(two[1], two[0])
 	}
 	return fewerOngoing(two[0], two[1])
