@@ -27,7 +27,7 @@ import (
 
 // published are the custom resources that the manifests use, as their projects publish them.
 var published = map[string][]string{
-	"github.com/kedacore/keda/v2@v2.21.0": {"config/crd/bases/keda.sh_scaledobjects.yaml"},
+	keda: {"config/crd/bases/keda.sh_scaledobjects.yaml"},
 	"github.com/prometheus-operator/prometheus-operator@v0.85.0": {
 		"example/prometheus-operator-crd/monitoring.coreos.com_servicemonitors.yaml",
 		"example/prometheus-operator-crd/monitoring.coreos.com_prometheusrules.yaml",
@@ -46,6 +46,30 @@ func moduleDir(t *testing.T, module string) string {
 	var m struct{ Dir string }
 	require.NoError(t, json.Unmarshal(out, &m))
 	return m.Dir
+}
+
+const keda = "github.com/kedacore/keda/v2@v2.21.0"
+
+// What the server has of KEDA's proto is the same there: calls, fields and their numbers.
+func TestScalerIsKEDAs(t *testing.T) {
+	lines := func(path string) (all []string) {
+		in := ""
+		for line := range strings.Lines(string(read(t, path))) {
+			line, _, _ = strings.Cut(line, "//")
+			line = strings.NewReplacer(" {}", "", ";", "", "_", "").Replace(strings.ToLower(strings.TrimSpace(line)))
+			switch words := strings.Fields(line); {
+			case len(words) == 0:
+			case words[0] == "message" || words[0] == "service":
+				in = line
+			case words[0] == "package" || words[0] == "rpc" || strings.Contains(line, " = "):
+				all = append(all, in+line)
+			}
+		}
+		return slices.DeleteFunc(all, func(line string) bool { return strings.HasPrefix(line, "option") || strings.HasPrefix(line, "syntax") })
+	}
+	ours := lines(root + "/cmd/warmpath/internal/keda/externalscaler/externalscaler.proto")
+	require.Len(t, ours, 5+3+1+1+2+2+1+2)
+	require.Subset(t, lines(filepath.Join(moduleDir(t, keda), "pkg/scalers/externalscaler/externalscaler.proto")), ours)
 }
 
 // A cluster is an API server, with the custom resources of the manifests.
@@ -240,8 +264,8 @@ func TestServerFollowsItsPool(t *testing.T) {
 	c := startCluster(t)
 	s := c.serve(t, "gateway", c.roles(t, "gateway", "warmpath", followsPools))
 	spec := find(t, render(t, "quickstart"), "StatefulSet/engines")
-	for _, pods := range [][]string{{"engines-0"}, {"engines-0", "engines-1"}} {
-		name := pods[len(pods)-1]
+	for _, ids := range [][]string{{"engines-0:8000"}, {"engines-0:8000", "engines-1:8000"}} { // by the pool's port
+		name := strings.TrimSuffix(ids[len(ids)-1], ":8000")
 		pod := object{"apiVersion": "v1", "kind": "Pod", "spec": spec.at("spec", "template", "spec"), "metadata": map[string]any{
 			"name": name, "namespace": namespace, "labels": spec.at("spec", "template", "metadata", "labels"),
 		}}
@@ -254,7 +278,7 @@ func TestServerFollowsItsPool(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, c.Do(t.Context(), http.MethodPatch, c.path(t, pod)+"/status?fieldManager=kubelet&force=true",
 			"application/apply-patch+yaml", body, nil))
-		s.lists(t, pods)
+		s.lists(t, ids)
 	}
 }
 
