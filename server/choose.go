@@ -170,7 +170,7 @@ func (k *picks) choose(
 		}
 	}()
 	x.q = *q
-	began := time.Now()
+	began := k.recorder.Picking(ctx)
 	h, err := k.pick(ctx, r, x)
 	if err != nil {
 		k.leases.fail(x, err)

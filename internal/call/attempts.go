@@ -306,7 +306,7 @@ func causeOf(err error, last *attempt) cause {
 		return refused
 	case code == codes.Unavailable, !last.BytesReceived: // without an answer the stream was reset
 		return broken
-	case code == codes.ResourceExhausted && last.statusAlone():
+	case code == codes.ResourceExhausted && last.statusAlone:
 		// Otherwise it is this client that refuses the answer: it is larger than the client takes.
 		return rejected
 	}

@@ -339,7 +339,8 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		return
 	}
 	o := &c.outcome
-	o.last.Refused, o.last.DoneInfo = refused, info
+	o.last.Refused = refused
+	o.last.ended(info)
 	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
 	o.pending = true
 	if info.Err != nil {

@@ -35,7 +35,7 @@ type reservation struct {
 
 // make reserves a replica, waiting in the queue where all are full. It reserves none where only gRPC can help.
 func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.Duration) error {
-	asked, began := false, time.Now()
+	asked, began := false, b.Telemetry.Picking(c)
 	m := b.asks(q)
 	if m != nil {
 		err := c.pause(backoff)
@@ -236,13 +236,19 @@ type attempt struct {
 	Full    bool            // the channel's picker found every replica full
 	Refused bool            // the replica refused the request with warmpath's trailer since it is full
 	breaks  uint64          // of connections, before it began
-	// DoneInfo is how it ended; zero = it has not. BytesReceived is set where something of an answer came, headers at
-	// least. An answer without headers and messages, a status alone, has its content type in the trailer.
-	balancer.DoneInfo
+
+	// How it ended; zero = it has not.
+	Err           error
+	BytesSent     bool
+	BytesReceived bool // something of an answer came, headers at least
+	statusAlone   bool // the replica answered with a status in place of headers and messages
 }
 
-// statusAlone reports whether the replica answered with a status in place of headers and messages.
-func (a *attempt) statusAlone() bool { return len(a.Trailer["content-type"]) > 0 }
+// ended notes how the attempt ended. An answer without headers and messages has its content type in the trailer.
+func (a *attempt) ended(i balancer.DoneInfo) {
+	a.Err, a.BytesSent, a.BytesReceived = i.Err, i.BytesSent, i.BytesReceived
+	a.statusAlone = len(i.Trailer["content-type"]) > 0
+}
 
 // NoteQuick records a quick pick. It builds a decision only where that is observed.
 func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {

@@ -1,6 +1,7 @@
 package outlier
 
 import (
+	"cmp"
 	"math"
 	"time"
 
@@ -100,9 +101,10 @@ func (d *Detector) End(a *Attempt) {
 		a.replica.host.Admit(a.replica.admits())
 	}
 	if a.next != nil {
-		now := d.now()
-		a.replica.overdue(a, now)
-		a.replica.judge(now)
+		if now := d.now(); now.Sub(a.Picked) >= d.lateMin { // else it is not late, whatever is usual
+			a.replica.overdue(a, now)
+			a.replica.judge(now)
+		}
 		a.endWait()
 	}
 	if a.replica.probe == a {
@@ -110,8 +112,9 @@ func (d *Detector) End(a *Attempt) {
 	}
 }
 
-// Ended judges a replica by the outcome of a call there.
-func (d *Detector) Ended(r *Replica, m state.Mark, o *policy.Outcome) {
+// Ended judges a replica by the outcome of a call there; a nil mark is of a call that was not watched.
+func (d *Detector) Ended(r *Replica, mark *state.Mark, o *policy.Outcome) {
+	m := *cmp.Or(mark, new(state.Mark))
 	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == state.NoFault
 	switch {
 	case !d.Ejects(), m.Watched() && o.FirstMessage > 0: // Answered has judged it

@@ -86,7 +86,7 @@ func (f *fleet) call(i int, principal string, fails bool) {
 	if fails {
 		o = &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: state.Failed}
 	}
-	f.Ended(r, a.Mark, o)
+	f.Ended(r, &a.Mark, o)
 }
 
 // An ejected replica comes back by a probe, and slowly; a probe that fails ejects it for twice as long.
@@ -379,7 +379,7 @@ func TestManyGoroutines(t *testing.T) {
 					d.Answered(&a)
 				}
 				d.End(&a)
-				d.Ended(r, a.Mark, &policy.Outcome{Sent: true, Err: context.Canceled, Fault: state.Fault(rnd.IntN(5))})
+				d.Ended(r, &a.Mark, &policy.Outcome{Sent: true, Err: context.Canceled, Fault: state.Fault(rnd.IntN(5))})
 				d.State(r)
 				d.Stats()
 			}

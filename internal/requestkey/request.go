@@ -42,6 +42,9 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 	prompt := uses&policy.UsesPrompt != 0 && q.Prompt.Empty()
 	session := uses&policy.UsesSession != 0 && q.Session == ""
 	cheap := !prompt && !session && uses&WantModel == 0
+	if cheap && !m.scalars {
+		return nil
+	}
 	s := open(msg, m.named, cheap)
 	var body value
 	if !cheap {

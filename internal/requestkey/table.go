@@ -26,6 +26,7 @@ import (
 // A Table maps gRPC methods to their dialects. Immutable.
 type Table struct {
 	own map[string]*Method // that the user described
+	all map[string]*Method // own and the built-in ones; nil = the built-in ones alone
 }
 
 // ParseDialects reads the config form: a JSON array of dialects, in which an
@@ -63,7 +64,14 @@ func NewTable(user ...dialect.Dialect) (*Table, error) {
 			t.own[method] = m
 		}
 	}
-	return t, nil
+	return t.merged(), nil
+}
+
+// merged puts own over the built-in ones.
+func (t *Table) merged() *Table {
+	t.all = maps.Clone(builtinMethods())
+	maps.Copy(t.all, t.own)
+	return t
 }
 
 // With returns a table that has more of the user's dialects, for the methods that the
@@ -74,15 +82,21 @@ func (t *Table) With(more ...dialect.Dialect) (*Table, error) {
 		return nil, err
 	}
 	maps.Copy(all.own, t.own)
-	return all, nil
+	return all.merged(), nil
 }
 
 // Lookup returns how to read the messages of a full method name. For a method
 // that has no dialect it returns one that finds fields by their usual names.
 // O(1), no allocation.
 func (t *Table) Lookup(method string) *Method {
-	known := builtinMethods()
-	return cmp.Or(t.own[method], known[method], known[""])
+	all := t.all
+	if all == nil {
+		all = builtinMethods()
+	}
+	if m := all[method]; m != nil {
+		return m
+	}
+	return all[""]
 }
 
 // A Method reads the messages of the methods of one dialect. Safe for concurrent
@@ -90,6 +104,8 @@ func (t *Table) Lookup(method string) *Method {
 type Method struct {
 	dialect dialect.Dialect
 	named   bool // some path has a name
+	scalars bool // some path leads to one of the scalars that are read for every policy
+	usage   bool // responses may carry usage
 
 	// In a request, in a turn of its chat, and in a message of it that holds media.
 	id, session, model, adapter, salt, rank, prompt, tokens, body, turns, media place
@@ -109,7 +125,7 @@ func (m *Method) HasPrompt() bool {
 }
 
 // HasUsage reports whether responses may carry usage.
-func (m *Method) HasUsage() bool { return m != nil && m.dialect.Usage != dialect.Usage{} }
+func (m *Method) HasUsage() bool { return m != nil && m.usage }
 
 // newMethod compiles a dialect, which may be like one of those that are known.
 func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
@@ -216,7 +232,7 @@ func (m *Method) places(d dialect.Dialect) []placed {
 }
 
 func compile(d dialect.Dialect) (*Method, error) {
-	m := &Method{dialect: d}
+	m := &Method{dialect: d, usage: d.Usage != dialect.Usage{}}
 	for _, p := range m.places(d) {
 		alts, err := parsePath(p.path)
 		if err != nil {
@@ -225,6 +241,7 @@ func compile(d dialect.Dialect) (*Method, error) {
 		*p.place = place{want: p.want, plain: p.place == &m.session, alts: alts}
 		m.named = m.named || slices.ContainsFunc(alts, path.hasName)
 	}
+	m.scalars = len(m.id.alts)+len(m.model.alts)+len(m.adapter.alts)+len(m.salt.alts) > 0
 	if r := m.rank.alts; len(r) > 0 && (len(r) > 1 || len(r[0]) > 1 || r[0][0] != step{num: r[0][0].num}) {
 		return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
 	}
@@ -371,6 +388,9 @@ func (p *place) first(s *source) (first value) {
 
 // fill sets dst, if it is empty, to the first text, in memory that nothing else writes to.
 func (p *place) fill(dst *string, s *source) {
+	if len(p.alts) == 0 {
+		return
+	}
 	v := p.first(s)
 	text := v.string()
 	if v.kind&(kindBytes|kindEncoded) != 0 {

@@ -125,7 +125,7 @@ func crowd(t *testing.T, n int) (w *ward, asked *int) {
 func (w *ward) eject(id string) {
 	o := &policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed}
 	for range 5 {
-		w.Outliers().Ended(w.Outlier(w.View().ByID(id)), state.Mark{Picked: w.now}, o)
+		w.Outliers().Ended(w.Outlier(w.View().ByID(id)), &state.Mark{Picked: w.now}, o)
 	}
 	require.Equal(w.t, outlier.Ejected, w.condition(id))
 }

@@ -63,7 +63,7 @@ func (k *Quick) Refused(rep *policy.Replica, report load.Report) {
 // Ended takes what the end of a call shows of the replica's health: nothing where it succeeded and the replica is not
 // suspected.
 func (k *Quick) Ended(rep *policy.Replica, o policy.Outcome) {
-	k.router.outliers.Ended(liveOf(rep).outlier, state.Mark{}, &o)
+	k.router.outliers.Ended(liveOf(rep).outlier, nil, &o)
 	k.router.Health.Sync()
 }
 

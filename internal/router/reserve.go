@@ -147,7 +147,7 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 	work := float64(prefill + is.Ahead + load.Overhead*(all>>state.TokenBits+1))
 	l.Book.Add(1<<state.TokenBits + prefill) // quick picks write it too
 	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
-	is.Mark, d.State().Probe = b.attempt.Mark, b.attempt.Probe
+	is.Mark, d.State().Probe = &b.attempt.Mark, b.attempt.Probe
 }
 
 // takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.

@@ -312,9 +312,17 @@ func (r *Recorder) Decided(
 	r.counters[shadowed].Add(attempt, 1, r.attributes(by, of, KeyShadowDiffers.Bool(other.Replica != d.Replica)))
 }
 
+// Picking returns the time, zero where it is not recorded how long picks take.
+func (r *Recorder) Picking(ctx context.Context) (now time.Time) {
+	if r.pick.Enabled(ctx) {
+		now = time.Now()
+	}
+	return now
+}
+
 // Picked records how long a pick took that began then, less its time in the queue.
 func (r *Recorder) Picked(ctx context.Context, policyName string, began time.Time, queued time.Duration) {
-	if r.pick.Enabled(ctx) {
+	if !began.IsZero() {
 		r.pick.Record(ctx, (time.Since(began) - queued).Seconds(), r.set(policyName, ""))
 	}
 }

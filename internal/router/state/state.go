@@ -136,7 +136,7 @@ type Request struct {
 	Shadow   any      // as the shadow policy sees it; nil = there is none
 	Sets     *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
 
-	Mark Mark // of the last pick
+	Mark *Mark // of the last reservation, in its memory; nil = there was none
 }
 
 // A Mark is what remains of an attempt after its end: what outlier detection judges it by.
