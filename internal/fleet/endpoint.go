@@ -21,6 +21,9 @@ func (v replicaValue) Equal(o any) bool {
 	return ok && policy.Attributes(v).Equal(policy.Attributes(w))
 }
 
+// String is what channelz shows of an endpoint. gRPC writes it out at each update, so it is short.
+func (v replicaValue) String() string { return v.ID }
+
 // Endpoint returns the gRPC endpoint of a replica. Its one address carries
 // nothing but the address and the TLS name: both change the connection, and
 // nothing else about the replica should.
