@@ -127,3 +127,15 @@ func (s *Scope) Take(at int32) *policy.Replica {
 	}
 	return r
 }
+
+// Queue returns how many tokens are known to wait for their prefill on a replica.
+func Queue(r *policy.Replica) float64 {
+	_, peers := r.PeerLoad()
+	return float64(peers) + float64(r.QueuedTokens())
+}
+
+// Waiting returns how many requests so many queued tokens are, beside the one that is computed, if each has so many
+// tokens that are not cached. A token more that must be computed delays all of them.
+func Waiting(queue, uncached float64) float64 {
+	return max(queue/max(uncached, policy.RequestCost)-1, 0)
+}

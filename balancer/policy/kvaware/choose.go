@@ -52,7 +52,10 @@ type choice struct {
 	*kvAware
 	*prepared
 	cacheview.Scope
-	burst bool // picks were made that the index may not have had
+	burst bool    // picks were made that the index may not have had
+	least float64 // load of the least loaded of the options
+	queue float64 // tokens not yet prefilled there
+	saves float64 // the most that an option saves
 }
 
 // An option is a candidate that is available.
@@ -60,13 +63,14 @@ type option struct {
 	candidate
 	replica *policy.Replica
 	saved   float64 // tokens that need not be computed there, those that all replicas share included
+	load    float64 // the work under way there
 	cost    float64 // set by best
 }
 
 // list lists the options of the pool: all of a small fleet, else the candidates and
 // some drawn at random, among which the least loaded is about as good as any.
 func (c *choice) list() {
-	c.options = c.options[:0]
+	c.options, c.least, c.saves = c.options[:0], math.Inf(1), 0
 	for _, k := range c.candidates {
 		if r := c.Take(k.at); r != nil {
 			c.add(k, r)
@@ -111,20 +115,24 @@ func (c *choice) add(k candidate, r *policy.Replica) {
 	// What more than 1/N of the requests share is worth as much where it is not cached yet,
 	// since it is more than one replica should bear.
 	saved := max(k.credit, float64(c.CoveredTokens(c.First)))
-	c.options = append(c.options, option{candidate: k, replica: r, saved: saved})
+	load := c.load(&k, r)
+	if load < c.least {
+		c.least, c.queue = load, cacheview.Queue(r)/float64(max(k.ranks, 1))
+	}
+	c.saves = max(c.saves, saved)
+	c.options = append(c.options, option{candidate: k, replica: r, saved: saved, load: load})
 }
 
-// cost is what the request would cost on a replica: tokens to compute before its
-// answer begins, its own weighing more, and the work under way beside it.
-func (c *choice) cost(o *option) float64 {
-	r, load := o.replica, c.View.Load(o.replica)
-	if o.ranks > 1 {
+// load is the work under way on a replica, or on one of its ranks.
+func (c *choice) load(k *candidate, r *policy.Replica) float64 {
+	load := c.View.Load(r)
+	if k.ranks > 1 {
 		ongoing, queued := r.PeerLoad()
 		peers := float64(queued) + policy.RequestCost*float64(ongoing)
 		own := float64(r.QueuedTokens()) + policy.RequestCost*float64(r.Ongoing())
-		load *= (c.share(&o.candidate)*own + peers/float64(o.ranks)) / max(own+peers, 1)
+		load *= (c.share(k)*own + peers/float64(k.ranks)) / max(own+peers, 1)
 	}
-	return uncachedWeight*(float64(c.Tokens)-o.saved)/r.Rate() + load
+	return load
 }
 
 // share returns which part of this client's work on a replica is on a rank of it. Peer
@@ -144,10 +152,12 @@ func (c *choice) share(k *candidate) float64 {
 // best returns, of those that cost about the least, one that saves the most, and of these
 // the first in the rendezvous order.
 func (c *choice) best() (*option, policy.Reason) {
+	// A token that must be computed delays all requests that wait, which are taken to be like this one.
+	waiting := cacheview.Waiting(c.queue, float64(c.Tokens)-c.saves)
 	least := math.Inf(1)
 	for i := range c.options {
 		o := &c.options[i]
-		o.cost = c.cost(o)
+		o.cost = uncachedWeight*(float64(c.Tokens)-o.saved)/o.replica.Rate() + o.load - waiting*o.saved
 		least = min(least, o.cost)
 	}
 	var best *option

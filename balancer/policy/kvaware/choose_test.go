@@ -218,3 +218,17 @@ func TestRanks(t *testing.T) {
 		assert.InDelta(t, 10, n, 3, unit)
 	}
 }
+
+// Where requests wait at every replica, a miss delays them all: a holder bears more than it does beside an idle one.
+func TestQueuesEverywhereKeepPromptsWithTheirHolder(t *testing.T) {
+	for queued, stays := range map[int]bool{0: false, 1_000: false, 40_000: true} {
+		r := newRouter(t, 4)
+		prompt := ask(tokens(1, 7_200), tokens(2, 800))
+		report(r, "r2", 0, 0, tokens(1, 7_200), 16)
+		busy(t, r, "r2", 40_000)
+		for _, o := range r.View().Replicas() {
+			busy(t, r, o.ID, queued)
+		}
+		assert.Equal(t, stays, routertest.Choose(t, r, prompt).Replica.ID == "r2", "%d tokens queued at each", queued)
+	}
+}

@@ -6,14 +6,15 @@
 // In each group of replicas to look in ([policy.View.Pool]) every replica, or each of
 // its data-parallel ranks, has a cost in tokens:
 //
-//	3 · (prompt - credit) / rate + queued / rate + κ · active / rate
+//	3 · (prompt - credit) / rate + queued / rate + κ · active / rate - waiting · credit
 //
 // credit is what its cache saves: leading tokens it holds, 0.75 of them in host memory,
 // 0.25 on disk. What more than 1/N of the requests begin with is worth as much where it is
 // not cached yet: it is more than one replica should bear, and clients that do not see each
 // other's load would all go to its first holders. queued are uncached prompt tokens
 // reserved there and not yet prefilled, κ is the channel's request_cost_tokens, both as in
-// the load of all policies. The request's own tokens weigh more than the queue's, else
+// the load of all policies. waiting are the requests that wait even at the least loaded: a
+// miss delays them all. The request's own tokens weigh more than the queue's, else
 // caches are given up as the fleet fills.
 //
 // Costs that are at most

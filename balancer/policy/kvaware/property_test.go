@@ -164,9 +164,17 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 			s := q.Prepared.(*prepared)
 			var found cacheview.Found
 			p.caches.Match(s.fleet, &s.Blocks, &found)
+			idlest, saves := all[0], 0.
+			for _, rep := range all {
+				credit, _ := credit(s, &found, rep.Index())
+				if saves = max(saves, credit); r.View().Load(rep) < r.View().Load(idlest) {
+					idlest = rep
+				}
+			}
+			waiting := max(cacheview.Queue(idlest)/max(float64(q.PromptTokens)-saves, policy.RequestCost)-1, 0)
 			cost := func(rep *policy.Replica) float64 {
 				credit, _ := credit(s, &found, rep.Index())
-				return 3*(float64(q.PromptTokens)-credit) + r.View().Load(rep)
+				return 3*(float64(q.PromptTokens)-credit) + r.View().Load(rep) - waiting*credit
 			}
 			least := cost(all[0])
 			for _, rep := range all {

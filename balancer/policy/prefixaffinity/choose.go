@@ -51,6 +51,7 @@ type choice struct {
 	cacheview.Scope
 	slack float64 // by how much a replica's load may be above the least
 	least float64 // load of the least loaded of the pool; negative = not looked for yet
+	queue float64 // tokens not yet prefilled there, once it is looked for
 }
 
 // choose returns no replica where none of the pool is available.
@@ -80,10 +81,15 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 }
 
 // within reports whether a replica that is expected to have so many of the prompt's
-// tokens cached is within the load bound.
+// tokens cached is within the load bound. Where requests wait even at the least loaded, a miss
+// there delays all of these, which are taken to be like this one.
 func (c *choice) within(r *policy.Replica, expected int) bool {
-	over := c.View.Load(r) - c.slack - reuseWeight*float64(max(expected, 0))
-	return over <= 0 || over <= c.leastLoad()
+	cached := float64(max(expected, 0))
+	over := c.View.Load(r) - c.slack - reuseWeight*cached
+	if over <= 0 || over <= c.leastLoad() {
+		return true
+	}
+	return over <= c.leastLoad()+cacheview.Waiting(c.queue, float64(c.Tokens)-cached)*cached
 }
 
 // leastLoad returns the load of the least loaded that is available in the pool, or in
@@ -98,10 +104,14 @@ func (c *choice) leastLoad() float64 {
 		from = c.View.IntN(n)
 	}
 	for i, left := 0, sample; i < n && left > 0; i++ {
-		if r := c.Pool.Replicas[(from+i)%n]; c.Pool.Takes(r) {
-			c.least = min(c.least, c.View.Load(r))
-			left--
+		r := c.Pool.Replicas[(from+i)%n]
+		if !c.Pool.Takes(r) {
+			continue
 		}
+		if load := c.View.Load(r); load < c.least {
+			c.least, c.queue = load, cacheview.Queue(r)
+		}
+		left--
 	}
 	return c.least
 }

@@ -260,3 +260,19 @@ func TestAReplicaThatComesBackHoldsNothing(t *testing.T) {
 	assert.Equal(t, policy.ReasonRendezvous, d.Reason)
 	assert.Zero(t, d.MatchedTokens)
 }
+
+// Where requests wait at every replica, a miss delays them all: a holder bears more than it does beside an idle one.
+func TestQueuesEverywhereKeepPromptsWithTheirHolder(t *testing.T) {
+	for queued, stays := range map[int]bool{0: false, 1_000: false, 40_000: true} {
+		r := newRouter(t, 4)
+		first := policytest.Pick(t, r, ask(tokens(1, 7_200)))
+		first.Release()
+		home := first.Decision.Replica
+		busy(t, r, home.ID, 40_000)
+		for _, o := range r.View().Replicas() {
+			busy(t, r, o.ID, queued)
+		}
+		d := routertest.Choose(t, r, ask(tokens(1, 7_200), tokens(2, 800)))
+		assert.Equal(t, stays, d.Replica == home, "%d tokens queued at each", queued)
+	}
+}

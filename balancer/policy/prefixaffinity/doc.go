@@ -25,12 +25,13 @@
 // A replica is passed over when its load is above that of the least loaded by more
 // than
 //
-//	max(4,000 tokens, drift of the peer load) + 3 × expected
+//	max(4,000 tokens, drift of the peer load) + (3 + waiting) × expected
 //
 // expected are the prompt's own tokens that the replica holds. For the first in the
 // rendezvous order, where no replica holds any, it is the part of them that such
 // replicas have turned out to hold all the same, because other clients sent them
-// there. So a prompt waits for its cache as long as that pays, and a new prompt is
+// there. waiting are the requests that wait even at the least loaded: a miss delays them all.
+// So a prompt waits for its cache as long as that pays, and a new prompt is
 // placed nearly by load alone. Peer load is the load that other clients put on a
 // replica, and its drift is the mean part of it that changes until it is used, learned
 // from the reports: all clients act on the same ones, so smaller differences must not
