@@ -63,7 +63,7 @@ func (b *lb) probe(ctx context.Context, source loadprobe.Source, r *router.Route
 	case <-answered:
 		return true
 	case <-ctx.Done():
-		r.Load.Assume(rep.ID)
+		r.Load.Assume("")
 		return false
 	}
 }

@@ -2,6 +2,8 @@ package loadprobe
 
 import (
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,7 +12,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
@@ -98,6 +102,31 @@ func TestBefore(t *testing.T) {
 		for _, rep := range r.View().Replicas() {
 			require.Zero(t, rep.Ongoing(), "a question reserves nothing")
 		}
+	}
+}
+
+// Where all replicas have the same load, prompts stay where they are: those that were not asked do not count as idle.
+func TestEvenLoad(t *testing.T) {
+	for i := range 20 {
+		routed := func(asked func(*router.Router, *policy.Request)) string {
+			p, err := prefixaffinity.New(prefixaffinity.Config{})
+			require.NoError(t, err)
+			r, q := policytest.NewRouter(t, p, policytest.Fleet(16)), new(policy.Request)
+			q.SetPrompt(policy.Prompt{Text: strings.Repeat(fmt.Sprint(i, " "), 20_000)})
+			asked(r, q)
+			return policytest.Route(t, r, q)
+		}
+		home := routed(func(*router.Router, *policy.Request) {})
+		require.Equal(t, home, routed(func(r *router.Router, q *policy.Request) {
+			asked := make(map[*policy.Replica]bool)
+			Before(t.Context(), r, q, func(rep *policy.Replica) bool {
+				first := !asked[rep]
+				asked[rep] = true
+				r.Report(rep.ID, load.Report{Ongoing: 60, QueuedTokens: 30_000})
+				return first
+			})
+			require.Len(t, asked, rounds)
+		}))
 	}
 }
 

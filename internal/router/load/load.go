@@ -144,26 +144,30 @@ func (t *Tracker) Report(id string, report Report) {
 }
 
 // Assume has a replica that has no report which counts, where others have, count as their mean, as long as a report does,
-// and returns true. O(replicas).
-func (t *Tracker) Assume(id string) bool {
+// and returns true; with an empty id all such replicas. O(replicas).
+func (t *Tracker) Assume(id string) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	r := t.byID[id]
-	if r == nil || !r.reported.IsZero() {
+	if r := t.byID[id]; id != "" && (r == nil || !r.reported.IsZero()) {
 		return false
 	}
 	var ongoing, tokens, n int64
-	for _, other := range t.fleet {
-		if book := other.State().Peer.Load(); !other.reported.IsZero() {
+	for _, r := range t.fleet {
+		if book := r.State().Peer.Load(); !r.reported.IsZero() {
 			ongoing, tokens, n = ongoing+book>>state.TokenBits, tokens+book&state.TokenMask, n+1
 		}
 	}
 	if n == 0 {
 		return false
 	}
-	t.setPeer(r, bookOf(int(ongoing/n), tokens/n))
-	r.reported = t.now()
-	return true
+	now := t.now()
+	for _, r := range t.fleet {
+		if r.reported.IsZero() && (id == "" || r.ID == id) {
+			t.setPeer(r, bookOf(int(ongoing/n), tokens/n))
+			r.reported, changed = now, true
+		}
+	}
+	return changed
 }
 
 // Expire drops the reports that are too old. It is called before picks while reports count. O(1), and O(replicas) once
