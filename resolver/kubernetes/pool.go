@@ -74,11 +74,12 @@ func (p *pool) endpoints(pod *corev1.Pod) (all []policy.Attributes, wrong []stri
 		}
 		a := declared
 		a.ID, a.Address = pod.Name+":"+number, address
-		before := i * max(a.Ranks, 1)
-		a.KVEvents, a.KVEventsReplay = shifted(a.KVEvents, before), shifted(a.KVEventsReplay, before)
-		if err := admission.Admit(&a); err != nil {
-			wrong = append(wrong, fmt.Sprintf("pod %s/%s: port %s: %v", pod.Namespace, pod.Name, number, err))
-			a.KVEvents, a.KVEventsReplay = "", ""
+		if by := i * max(a.Ranks, 1); by > 0 && a.KVEvents != "" {
+			a.KVEvents, a.KVEventsReplay = shifted(a.KVEvents, by), shifted(a.KVEventsReplay, by)
+			if err := admission.Admit(&a); err != nil {
+				wrong = append(wrong, fmt.Sprintf("pod %s/%s: port %s: %v", pod.Namespace, pod.Name, number, err))
+				a.KVEvents, a.KVEventsReplay = "", ""
+			}
 		}
 		all = append(all, a)
 	}
