@@ -28,7 +28,6 @@ import (
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/lab/apiserver"
-	"github.com/warmpath/warmpath/internal/target"
 )
 
 // A lab is a namespace of a real API server. The test writes the EndpointSlices of the Service chat as the controller
@@ -71,11 +70,17 @@ func (l *lab) grant(more ...string) {
 	_, role, _ := strings.Cut(string(source), "//\tapiVersion: rbac")
 	role, _, _ = strings.Cut("\tapiVersion: rbac"+role, "\n//\n")
 	role = strings.ReplaceAll(strings.ReplaceAll(role, "//\t", ""), "\t", "") + "\n" + strings.Join(more, "\n")
+	l.bind("warmpath-service", role)
+}
+
+// bind creates a Role and binds it to the service account.
+func (l *lab) bind(name, role string) {
+	l.Helper()
 	rbac := "/apis/rbac.authorization.k8s.io/v1/namespaces/" + l.namespace
 	l.do(http.MethodPost, rbac+"/roles", "application/yaml", role)
-	l.do(http.MethodPost, rbac+"/rolebindings", "", fmt.Sprintf(`{"metadata": {"name": "client"},
-		"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "warmpath-service"},
-		"subjects": [{"kind": "ServiceAccount", "name": "client", "namespace": %q}]}`, l.namespace))
+	l.do(http.MethodPost, rbac+"/rolebindings", "", fmt.Sprintf(`{"metadata": {"name": %q},
+		"roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": %q},
+		"subjects": [{"kind": "ServiceAccount", "name": "client", "namespace": %q}]}`, name, name, l.namespace))
 }
 
 func (l *lab) do(method, path, contentType, body string) {
@@ -200,7 +205,7 @@ func (l *lab) observe(text string) *observer {
 	o := &observer{wake: make(chan struct{}, 1)}
 	u, err := url.Parse(text)
 	require.NoError(l, err)
-	r, err := resolver.Get(target.ServiceScheme).Build(resolver.Target{URL: *u}, o, resolver.BuildOptions{})
+	r, err := resolver.Get(u.Scheme).Build(resolver.Target{URL: *u}, o, resolver.BuildOptions{})
 	require.NoError(l, err)
 	l.Cleanup(r.Close)
 	return o
