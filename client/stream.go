@@ -34,7 +34,7 @@ func (c *channels) stream(
 	}
 	k.options = call.OptionsOf(opts)
 	s := &clientStream{core: k}
-	k.cleanup = runtime.AddCleanup(s, (*core).abandon, k)
+	runtime.SetFinalizer(s, (*clientStream).abandon) // half of the cost of a cleanup, which RecvMsg removes
 	if k.options.Finishes() {
 		context.AfterFunc(k.call.Context, func() { k.end(k.ended()) })
 	}
@@ -59,7 +59,6 @@ type core struct {
 	method  string
 	options call.Options
 	once    sync.Once // end
-	cleanup runtime.Cleanup
 
 	// answered is set from the first response message on; usage is whether messages may carry token counts. RecvMsg alone
 	// uses both.
@@ -94,8 +93,8 @@ type attempt struct {
 	cancel context.CancelFunc
 }
 
-// clientStream is what the application holds. Its methods keep it reachable: when it no longer is, core.abandon ends
-// the call.
+// clientStream is what the application holds. Its methods keep it reachable: when it no longer is, abandon ends the
+// call.
 type clientStream struct{ core *core }
 
 func (s *clientStream) SendMsg(m any) error {
@@ -138,6 +137,7 @@ func (s *clientStream) RecvMsg(m any) error {
 		}
 		k.answered, k.usage = true, k.call.FirstMessage()
 	} else if err := k.at.cs.RecvMsg(m); err != nil {
+		runtime.SetFinalizer(s, nil)
 		k.end(err)
 		return err
 	}
@@ -367,7 +367,6 @@ func (k *core) ended() error { return status.FromContextError(k.call.Err()).Err(
 // end is the end of the call, once: err is io.EOF or nil on success.
 func (k *core) end(err error) {
 	k.once.Do(func() {
-		k.cleanup.Stop()
 		k.call.End()
 		if err == io.EOF {
 			err = nil
@@ -378,6 +377,6 @@ func (k *core) end(err error) {
 
 // abandon ends a call whose stream the application dropped without reading to
 // the end or cancelling.
-func (k *core) abandon() {
-	k.end(status.Error(codes.Canceled, "warmpath: the stream was dropped before its end"))
+func (s *clientStream) abandon() {
+	s.core.end(status.Error(codes.Canceled, "warmpath: the stream was dropped before its end"))
 }

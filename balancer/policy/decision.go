@@ -52,7 +52,6 @@ type Decision struct {
 	// Queued is how long the request waited in the queue.
 	Queued time.Duration
 
-	rank  int32 // one more than the rank; 0 = none was chosen
 	state state.Decision
 }
 
@@ -67,10 +66,10 @@ const maxRank = 1 << 20
 
 // SetRank chooses a data-parallel rank in the replica, or AnyRank, as where nothing is
 // set. The Router drops a rank that the replica does not have.
-func (d *Decision) SetRank(rank int) { d.rank = int32(min(max(rank, AnyRank), maxRank)) + 1 }
+func (d *Decision) SetRank(rank int) { d.state.Rank = int32(min(max(rank, AnyRank), maxRank)) + 1 }
 
 // Rank returns the data-parallel rank chosen, or AnyRank.
-func (d *Decision) Rank() int { return int(d.rank) - 1 }
+func (d *Decision) Rank() int { return int(d.state.Rank) - 1 }
 
 // Probe reports whether the request was sent to see whether a replica that was ejected is back.
 func (d *Decision) Probe() bool { return d.state.Probe }

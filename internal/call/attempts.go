@@ -25,14 +25,14 @@ type Attempts struct {
 	call *Call
 	conn *grpc.ClientConn
 
-	failed   int32 // attempts that count towards max_attempts: all that failed but those that were refused
-	sent     int32 // of those, the ones that a replica may have begun to serve
-	rejected int32 // of those, the ones that a replica rejected
+	failed   uint8 // attempts that count towards max_attempts: all that failed but those that were refused
+	sent     uint8 // of those, the ones that a replica may have begun to serve
+	rejected uint8 // of those, the ones that a replica rejected
+	single   bool  // the message can be sent only once
 	refused  int32 // attempts that a full replica refused, which are none
 	backoff  time.Duration
 
-	codec  *requestCodec // nil = gRPC's own will do
-	single bool          // the message can be sent only once
+	codec *requestCodec // nil = gRPC's own will do
 }
 
 // Errors of calls, which are gRPC statuses as well.

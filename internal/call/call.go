@@ -44,7 +44,7 @@ import (
 //	Finished  the outcome: first message, usage, release; observers run once
 //
 // The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates. With up
-// to 1,144 bytes it is allocated as 1,152.
+// to 1,016 bytes it is allocated as 1,024.
 type Call struct {
 	context.Context // ends with the application's, and at the timeout of the service config; that of a stream with it
 	// Attempts is the retry loop; the goroutine of the call uses it.
@@ -283,7 +283,7 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 	q, d := &c.key.request, c.Decision()
 	c.outcome.last = attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}
 	if b.Router.Observes() && !c.reserved.held.Watched() {
-		c.outcome.began = time.Now()
+		c.outcome.began = time.Since(started)
 	}
 	app := c.Context
 	if c.bare {
@@ -396,8 +396,8 @@ func (c *Call) FirstMessage() (usage bool) {
 		c.reserved.server.Prefilled()
 		o := &c.outcome
 		o.result.FirstMessage = c.reserved.held.Answered()
-		if o.result.FirstMessage == 0 && !o.began.IsZero() {
-			o.result.FirstMessage = time.Since(o.began)
+		if o.result.FirstMessage == 0 && o.began > 0 {
+			o.result.FirstMessage = time.Since(started) - o.began
 		}
 		if c.outrun != nil && o.result.FirstMessage <= time.Duration(b.Config.FirstTokenTimeout) {
 			b.Router.Health.Outrun(c.outrun)

@@ -35,7 +35,7 @@ type reservation struct {
 
 // make reserves a replica, waiting in the queue where all are full. It reserves none where only gRPC can help.
 func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.Duration) error {
-	asked, began := false, b.Telemetry.Picking(c)
+	asked, began, probed := false, b.Telemetry.Picking(c), time.Duration(0)
 	m := b.asks(q)
 	if m != nil {
 		err := c.pause(backoff)
@@ -52,7 +52,7 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 			b.Router.Prepare(c, q) // it may take longer than replicas are waited for
 			asks := time.Now()
 			b.Probe(c, q)
-			began = began.Add(time.Since(asks))
+			probed = time.Since(asks)
 		}
 		switch err := b.Router.Reserve(c, q, &r.held, router.How{Backoff: backoff}); err {
 		case nil:
@@ -68,7 +68,7 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 	r.binding = b
 	r.brought.Store(true)
 	if d := &r.held.Decision; asked || d.Queued == 0 {
-		b.Telemetry.Picked(c, b.Policy, began, d.Queued)
+		b.Telemetry.Picked(c, b.Policy, began, d.Queued+probed)
 	}
 	return nil
 }
@@ -227,21 +227,25 @@ type outcome struct {
 	last    attempt
 	result  policy.Outcome // of the last reservation, with the usage in the messages
 	pending bool           // it is still to be reported
-	began   time.Time      // where the Router does not measure how long the first message takes
+	began   time.Duration  // since started, where the Router does not measure how long the first message takes; else 0
 }
+
+// started is when the program started.
+var started = time.Now()
 
 // An attempt is what the retry loop looks at.
 type attempt struct {
 	Replica *policy.Replica // nil when none was picked
 	Full    bool            // the channel's picker found every replica full
 	Refused bool            // the replica refused the request with warmpath's trailer since it is full
-	breaks  uint64          // of connections, before it began
 
 	// How it ended; zero = it has not.
-	Err           error
 	BytesSent     bool
 	BytesReceived bool // something of an answer came, headers at least
 	statusAlone   bool // the replica answered with a status in place of headers and messages
+	Err           error
+
+	breaks uint64 // of connections, before it began
 }
 
 // ended notes how the attempt ended. An answer without headers and messages has its content type in the trailer.

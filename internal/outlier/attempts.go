@@ -14,10 +14,10 @@ import (
 type Attempt struct {
 	state.Mark
 	replica    *Replica
-	prev, next *Attempt // among those of the replica that wait for a first message; nil = it does not
-	answered   bool
+	prev, next *Attempt  // among those of the replica that wait for a first message; nil = it does not
 	from       time.Time // when it was picked, or the replica last answered any call
-	counted    int       // as evidence for its wait since then
+	counted    int32     // as evidence for its wait since then
+	answered   bool
 }
 
 // Begin notes an attempt that is made now, which its host's Bookings include. work is the number of tokens that stand
@@ -178,8 +178,8 @@ func (r *Replica) overdue(a *Attempt, now time.Time) {
 	m := a.Mark
 	m.Picked = a.from
 	times := r.overLimit(&m, now.Sub(m.Picked), now)
-	if n := times - a.counted; n > 0 && !a.Picked.Before(r.since) { // else the state rests on it already
-		a.counted = times
+	if n := times - int(a.counted); n > 0 && !a.Picked.Before(r.since) { // else the state rests on it already
+		a.counted = int32(min(times, math.MaxInt32))
 		r.accuse(&m, now, n, true)
 	}
 }

@@ -141,11 +141,11 @@ type Request struct {
 
 // A Mark is what remains of an attempt after its end: what outlier detection judges it by.
 type Mark struct {
-	Probe     bool   // it was sent to see whether the replica is back
 	Principal string // whose evidence it is; "" = none has a name
 	Picked    time.Time
 	Work      float64 // tokens before its first message
 	Answer    uint8   // state.Answer
+	Probe     bool    // it was sent to see whether the replica is back
 }
 
 // Watched reports whether the host learns that the replica has answered.
@@ -165,5 +165,6 @@ type Decision struct {
 	Plain    bool     // Options.Plain decided, not the policy
 	Chosen   bool     // by Choose of the policy, which may have noted it
 	Observed bool     // the policy observed the route, so it observes the end
+	Rank     int32    // one more than the rank; 0 = none was chosen
 	Route    []uint64 // superblocks to share when the replica answers
 }
