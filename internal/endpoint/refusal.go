@@ -19,9 +19,6 @@ type Refusal struct {
 	Reason string
 }
 
-// NoAddress refuses a request whose replica has no host and port.
-var NoAddress = Refusal{http.StatusServiceUnavailable, "no_address"}
-
 // refusals by gRPC status; every other one is internal.
 var refusals = map[codes.Code]Refusal{
 	codes.InvalidArgument:   {http.StatusBadRequest, "invalid_request"},

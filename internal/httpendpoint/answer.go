@@ -24,6 +24,7 @@ var (
 	badRequest   = refusal{http.StatusBadRequest, "invalid_request"}
 	unknownPath  = refusal{http.StatusNotFound, "unknown_path"}
 	wrongMethod  = refusal{http.StatusMethodNotAllowed, "method_not_allowed"}
+	noAddress    = refusal{http.StatusServiceUnavailable, "no_address"} // the replica has no host and port
 	shuttingDown = refusal{http.StatusServiceUnavailable, "shutting_down"}
 	tooMany      = refusal{http.StatusTooManyRequests, "too_many_requests"} // more than the principal may
 )

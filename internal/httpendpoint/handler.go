@@ -84,7 +84,7 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	}
 	to, err := destinationOf(a)
 	if err != nil {
-		refusal(endpoint.NoAddress).write(w, err.Error())
+		noAddress.write(w, err.Error())
 		return
 	}
 	to.Truncated = state == endpoint.BodyTruncated
@@ -97,8 +97,20 @@ func (h *handler) read(r *http.Request) *endpoint.Call {
 	body, late := io.ReadAll(io.LimitReader(r.Body, int64(h.maxBody)+1))
 	marked := len(body) > 0 && r.Header.Get(HeaderTruncated) != ""
 	return &endpoint.Call{
-		Headers: r.Header.Values, Body: body[:min(len(body), h.maxBody)],
+		Headers: valuesOf(r.Header), Body: body[:min(len(body), h.maxBody)],
 		Cut: late != nil || len(body) > h.maxBody || marked,
+	}
+}
+
+// valuesOf finds headers in any case, also in one that net/http does not make canonical.
+func valuesOf(h http.Header) func(string) []string {
+	return func(name string) []string {
+		for key, values := range h {
+			if strings.EqualFold(key, name) {
+				return values
+			}
+		}
+		return nil
 	}
 }
 

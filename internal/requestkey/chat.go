@@ -98,7 +98,7 @@ func appendMedium(dst []byte, kind, content string) []byte {
 // Members of what a chat consists of.
 var (
 	turnNames = []string{"role", "name", "content", "reasoning_content", "reasoning", "refusal", "tool_calls",
-		"function_call", "tool_call_id"}
+		"function_call", "tool_call_id", "type"}
 	partNames     = []string{"type", "text"}
 	mediaNames    = []string{"url", "data", "file_id", "file_data"}
 	callNames     = []string{"id", "function"}
@@ -107,12 +107,16 @@ var (
 
 // renderChat renders the turns of an OpenAI chat, see render.go for the frames.
 // The order of members inside a turn does not matter. Tools stand ahead of the
-// turns, as chat templates put them into the system prompt.
-func renderChat(tools, messages jsonValue) []byte {
+// turns, as chat templates put them into the system prompt, and so do the
+// instructions of the responses API.
+func renderChat(tools, instructions, messages jsonValue) []byte {
 	dst := make([]byte, 0, len(messages.b)+len(tools.b))
 	tools.each("[]", func(_ string, tool jsonValue) {
 		dst = appendField(dst, 'T', alias(tool.b))
 	})
+	if s, ok := instructions.text(); ok {
+		dst = appendTurn(dst, "system", s)
+	}
 	turns := 0
 	messages.each("[]", func(_ string, turn jsonValue) {
 		if s, ok := turn.text(); ok { // a bare string is a turn without a role
@@ -129,7 +133,8 @@ func renderChat(tools, messages jsonValue) []byte {
 }
 
 // appendChatTurn appends a turn. Of one that was cut off it appends what is sure:
-// a role must have been seen, a medium or the name of a call must be whole.
+// a role must have been seen, a medium or the name of a call must be whole. Of an item of the responses API that has no
+// role, like the output of a tool, it appends the hash.
 func appendChatTurn(dst []byte, turn jsonValue) []byte {
 	m := objectOf(turn, turnNames)
 	role := m.val("role")
@@ -139,6 +144,9 @@ func appendChatTurn(dst []byte, turn jsonValue) []byte {
 	s, _ := role.text()
 	if dst = appendText(append(dst, frameTurn), s); role.cut {
 		return dst
+	}
+	if kind, ok := m.val("type").text(); ok && s == "" {
+		return appendMedium(dst, kind, alias(turn.b))
 	}
 	dst = appendString(dst, 'n', m.val("name"))
 	dst = appendString(dst, 'r', m.val("tool_call_id"))

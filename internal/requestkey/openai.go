@@ -14,10 +14,10 @@ import (
 var (
 	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id",
 		"session_params", "prompt_cache_key", "user", "messages", "prompt", "input",
-		"input_ids", "prompt_token_ids", "tools"}
+		"input_ids", "prompt_token_ids", "tools", "instructions"}
 	parameterNames = []string{"lora_name"}        // of sampling parameters in a tensor
 	sessionNames   = []string{"session_id", "id"} // vLLM's and SGLang's
-	responseNames  = []string{"usage", "response"}
+	responseNames  = []string{"usage"}
 	usageNames     = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens",
 		"prompt_tokens_details", "input_tokens_details"}
 	detailNames = []string{"cached_tokens"}
@@ -26,7 +26,7 @@ var (
 // ErrModel is the error of a body whose model is not a string.
 var ErrModel = errors.New("model: it must be a string")
 
-// ReadBody fills q from the body of an OpenAI request (chat, completion, embedding). What the host has set stays, so
+// ReadBody fills q from the body of an OpenAI request (chat, completion, response, embedding). What the host has set stays, so
 // a session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body that ends
 // early it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand behind the
 // end, and whole is false, as it is for what is no JSON object. The prompt aliases the body. The only error is
@@ -70,20 +70,32 @@ func (b *body) fill(q *policy.Request, split, session, prompt bool) {
 	}
 }
 
-// prompt returns ids, else the chat, else the completion prompt or the text to embed.
+// prompt returns ids, else the chat, else the completion prompt or the input.
 func (b *body) prompt() policy.Prompt {
 	for _, name := range []string{"input_ids", "prompt_token_ids"} {
 		if p := completion(b.val(name)); len(p.Tokens) > 0 {
 			return p
 		}
 	}
-	if chat := renderChat(b.val("tools"), b.val("messages")); len(chat) > 0 {
+	if chat := renderChat(b.val("tools"), jsonValue{}, b.val("messages")); len(chat) > 0 {
 		return policy.Prompt{Text: alias(chat)}
 	}
 	if p := completion(b.val("prompt")); !p.Empty() {
 		return p
 	}
-	return completion(b.val("input"))
+	return b.input()
+}
+
+// input returns the text to embed, or the input of OpenAI's responses API: a text or items, behind the instructions.
+func (b *body) input() policy.Prompt {
+	p, instructions := completion(b.val("input")), b.val("instructions")
+	switch first, ok := instructions.text(); {
+	case ok && p.Text != "":
+		return policy.Prompt{Text: alias(appendTurn(appendTurn(nil, "system", first), "user", p.Text))}
+	case !p.Empty():
+		return p
+	}
+	return policy.Prompt{Text: alias(renderChat(b.val("tools"), instructions, b.val("input")))}
 }
 
 // completion reads a prompt: a string, token ids, or a list of either.
@@ -130,9 +142,6 @@ func ReadUsage(u *policy.Usage, raw []byte) bool {
 // readUsageJSON raises u to the usage of an OpenAI response or chunk, which may be a server-sent event.
 func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
 	response := objectOf(jsonValue{b: bytes.TrimPrefix(raw, []byte("data:"))}, responseNames)
-	if inside := response.val("response"); inside.is('{') { // the last event of the responses API
-		response = objectOf(inside, responseNames)
-	}
 	usage := objectOf(response.val("usage"), usageNames)
 	cached := -1
 	for _, name := range []string{"prompt_tokens_details", "input_tokens_details"} {

@@ -17,7 +17,7 @@ func TestReadChat(t *testing.T) {
 			{"id":"c2","type":"function","function":{"name":"g","arguments":{}}}]},
 		{"role":"tool","tool_call_id":"c1","content":"42"},
 		{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]`
-	got, ok := ReadChat(string(renderChat(jsonValue{b: []byte(tools)}, jsonValue{b: []byte(messages)})))
+	got, ok := ReadChat(string(renderChat(jsonValue{b: []byte(tools)}, jsonValue{}, jsonValue{b: []byte(messages)})))
 	require.True(t, ok)
 	require.Equal(t, Chat{
 		Tools: []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"f"}}`)},

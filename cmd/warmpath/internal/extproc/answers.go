@@ -1,137 +1,108 @@
 package extproc
 
 import (
+	"net/http"
 	"strconv"
 	"strings"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/types/known/structpb"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// destinations are a pick and its fallbacks, as the gateway takes them: with the same value in header and metadata.
-type destinations struct {
-	headers  *extprocv3.HeaderMutation
-	metadata *structpb.Struct
+// An answer is an encoded ProcessingResponse.
+type answer mem.BufferSlice
+
+// answerTo is the answer to a message of a kind, whose field is by one less.
+func answerTo(kind protowire.Number, parts ...[]byte) answer {
+	return answer{mem.SliceBuffer(field(kind-1, parts...))}
 }
 
-func destinationsOf(a *warmpathv1.ChooseReplicaResponse) *destinations {
-	pick := a.GetReplica()
-	addresses := pick.GetAddress()
+// field is a field that is a message, a string or bytes.
+func field(n protowire.Number, parts ...[]byte) []byte {
+	size := 0
+	for _, p := range parts {
+		size += len(p)
+	}
+	b := make([]byte, 0, size+2*protowire.SizeVarint(uint64(size))+2)
+	b = protowire.AppendVarint(protowire.AppendTag(b, n, protowire.BytesType), uint64(size))
+	for _, p := range parts {
+		b = append(b, p...)
+	}
+	return b
+}
+
+func text(n protowire.Number, s string) []byte { return field(n, []byte(s)) }
+
+func number(n protowire.Number, v uint64) []byte {
+	return protowire.AppendVarint(protowire.AppendTag(nil, n, protowire.VarintType), v)
+}
+
+// set replaces a header, also one that the client has sent: an entry of HeaderMutation.
+func set(name, value string) []byte {
+	const overwrite = 2 // OVERWRITE_IF_EXISTS_OR_ADD
+	return field(1, field(1, text(1, name), text(3, value)), number(3, overwrite))
+}
+
+// picked answers headers or a buffered body with a pick and its fallbacks, the same in a header and in the metadata.
+func picked(kind protowire.Number, a *warmpathv1.ChooseReplicaResponse) answer {
+	all := a.GetReplica().GetAddress()
 	for _, r := range a.GetFallbacks() {
-		addresses += "," + r.GetAddress()
+		all += "," + r.GetAddress()
 	}
-	fields := map[string]*structpb.Value{destination: structpb.NewStringValue(addresses)}
-	inside := structpb.NewStructValue(&structpb.Struct{Fields: fields})
-	h := []*corev3.HeaderValueOption{set(destination, addresses)}
-	if pick.Rank != nil {
-		h = append(h, set(warmpathv1.MetadataDataParallelRank, strconv.FormatUint(uint64(pick.GetRank()), 10)))
+	mutation := set(destination, all)
+	if r := a.GetReplica(); r.Rank != nil {
+		mutation = append(mutation, set(warmpathv1.MetadataDataParallelRank, strconv.Itoa(int(r.GetRank())))...)
 	}
-	return &destinations{
-		headers:  &extprocv3.HeaderMutation{SetHeaders: h},
-		metadata: &structpb.Struct{Fields: map[string]*structpb.Value{namespace: inside}},
+	const clearRouteCache = 5
+	common := field(1, field(2, mutation), number(clearRouteCache, 1))
+	inside := field(5, field(1, text(1, destination), field(2, text(3, all)))) // a Value that is a Struct
+	metadata := field(8, field(1, text(1, namespace), field(2, inside)))
+	return append(answerTo(kind, common), mem.SliceBuffer(metadata))
+}
+
+// echo answers a message in the mode FULL_DUPLEX_STREAMED with a chunk of its body, which is not copied.
+func echo(kind protowire.Number, chunk []byte, end bool) answer {
+	var sizes [4]int // of StreamedBodyResponse, BodyMutation, CommonResponse, BodyResponse
+	sizes[0] = 1 + protowire.SizeVarint(uint64(len(chunk))) + len(chunk)
+	if end {
+		sizes[0] += 2
 	}
-}
-
-// set replaces a header, also one that the client has sent.
-func set(name, value string) *corev3.HeaderValueOption {
-	return &corev3.HeaderValueOption{
-		Header:       &corev3.HeaderValue{Key: name, RawValue: []byte(value)},
-		AppendAction: corev3.HeaderValueOption_OVERWRITE_IF_EXISTS_OR_ADD,
+	for i := range sizes[1:] {
+		sizes[i+1] = sizes[i] + 1 + protowire.SizeVarint(uint64(sizes[i]))
 	}
-}
-
-// common is the part of an answer that has the pick, nil without one.
-func common(p *destinations) *extprocv3.CommonResponse {
-	if p == nil {
-		return nil
+	b := make([]byte, 0, 32)
+	for i, n := range [...]protowire.Number{kind - 1, 1, 3, 3} {
+		b = protowire.AppendVarint(protowire.AppendTag(b, n, protowire.BytesType), uint64(sizes[3-i]))
 	}
-	return &extprocv3.CommonResponse{HeaderMutation: p.headers, ClearRouteCache: true}
-}
-
-func requestHeadersAnswer(p *destinations) *extprocv3.ProcessingResponse {
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestHeaders{
-		RequestHeaders: &extprocv3.HeadersResponse{Response: common(p)},
-	}}
-}
-
-func requestBodyAnswer(p *destinations) *extprocv3.ProcessingResponse {
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
-		RequestBody: &extprocv3.BodyResponse{Response: common(p)},
-	}}
-}
-
-func requestChunkAnswer(chunk []byte, end bool) *extprocv3.ProcessingResponse {
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestBody{
-		RequestBody: streamed(chunk, end),
-	}}
-}
-
-func responseChunkAnswer(chunk []byte, end bool) *extprocv3.ProcessingResponse {
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{
-		ResponseBody: streamed(chunk, end),
-	}}
-}
-
-// streamed is a chunk as it came.
-func streamed(chunk []byte, end bool) *extprocv3.BodyResponse {
-	return &extprocv3.BodyResponse{Response: &extprocv3.CommonResponse{BodyMutation: &extprocv3.BodyMutation{
-		Mutation: &extprocv3.BodyMutation_StreamedResponse{
-			StreamedResponse: &extprocv3.StreamedBodyResponse{Body: chunk, EndOfStream: end},
-		},
-	}}}
-}
-
-// responseHeadersAnswer reports the endpoint that has served, unless it is "".
-func responseHeadersAnswer(served string) *extprocv3.ProcessingResponse {
-	r := new(extprocv3.HeadersResponse)
-	if served != "" {
-		r.Response = &extprocv3.CommonResponse{HeaderMutation: &extprocv3.HeaderMutation{
-			SetHeaders: []*corev3.HeaderValueOption{set(testServed, served)},
-		}}
+	if end {
+		b = append(b, number(2, 1)...)
 	}
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseHeaders{ResponseHeaders: r}}
+	b = protowire.AppendVarint(protowire.AppendTag(b, 1, protowire.BytesType), uint64(len(chunk)))
+	return answer{mem.SliceBuffer(b), mem.SliceBuffer(chunk)}
 }
 
-// Answers that leave everything as it is.
-var (
-	requestTrailersAnswer = &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_RequestTrailers{
-		RequestTrailers: new(extprocv3.TrailersResponse),
-	}}
-	responseBodyAnswer = &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseBody{
-		ResponseBody: new(extprocv3.BodyResponse),
-	}}
-	responseTrailersAnswer = &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ResponseTrailers{
-		ResponseTrailers: new(extprocv3.TrailersResponse),
-	}}
-)
-
-// refusalOf answers the client with an error: 503 if no replica is eligible, 429 if all are full. A client of gRPC gets
-// its status.
-func refusalOf(err error, isGRPC bool) *extprocv3.ProcessingResponse {
-	code, refusal := status.Code(err), endpoint.RefusalOf(err)
-	h := []*corev3.HeaderValueOption{set("content-type", "application/json")}
+// refusal answers the client in the replica's place: 503 if no replica is eligible, 429 if all are full. A client of
+// gRPC gets its status.
+func refusal(err error, isGRPC bool) answer {
+	code, r, message := status.Code(err), endpoint.RefusalOf(err), status.Convert(err).Message()
+	mutation := set(strings.ToLower(endpoint.HeaderReason), r.Reason)
 	if code == codes.ResourceExhausted {
-		refusal.Code = int(typev3.StatusCode_TooManyRequests)
-		h = append(h, set("retry-after", "1"))
+		r.Code = http.StatusTooManyRequests
+		mutation = append(mutation, set("retry-after", "1")...)
 	}
-	message := status.Convert(err).Message()
-	answer := &extprocv3.ImmediateResponse{
-		Status: &typev3.HttpStatus{Code: typev3.StatusCode(refusal.Code)}, Details: "warmpath_" + refusal.Reason,
-		Body: refusal.JSON(message),
+	rest := field(3, []byte(message)) // with gRPC in a header
+	if isGRPC {
+		rest = append(rest, field(4, number(1, uint64(code)))...)
+	} else {
+		mutation = append(mutation, set("content-type", "application/json")...)
+		rest = field(3, r.JSON(message))
 	}
-	if isGRPC { // its message is a header
-		answer.GrpcStatus, answer.Body, h = &extprocv3.GrpcStatus{Status: uint32(code)}, []byte(message), nil
-	}
-	h = append(h, set(strings.ToLower(endpoint.HeaderReason), refusal.Reason))
-	answer.Headers = &extprocv3.HeaderMutation{SetHeaders: h}
-	return &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{
-		ImmediateResponse: answer,
-	}}
+	const immediate = 7
+	return answer{mem.SliceBuffer(field(immediate,
+		field(1, number(1, uint64(r.Code))), field(2, mutation), rest, text(5, "warmpath_"+r.Reason)))}
 }

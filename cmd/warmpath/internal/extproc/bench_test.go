@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -103,6 +104,13 @@ func request(ctx context.Context, c extprocv3.ExternalProcessorClient, head, bod
 	return pick, nil
 }
 
+// processor is the processor time of this process so far.
+func processor(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	require.NoError(b, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 // BenchmarkBesideConstant is requests with 8 KB bodies at the endpoint and at a server that answers with a constant,
 // in turns: share is the endpoint's requests/s by those of the other, added-p99 the pick's additional time.
 func BenchmarkBesideConstant(b *testing.B) {
@@ -112,7 +120,7 @@ func BenchmarkBesideConstant(b *testing.B) {
 }
 
 func besideConstant(b *testing.B, clients int) {
-	p := startPicker(b, strings.Replace(fleet, "10ms", "100ms", 1), extproc.Options{}, nil)
+	p := startPicker(b, strings.Replace(fleet, "10ms", "100ms", 1), extproc.Options{Deployment: "chat"}, nil)
 	s := grpc.NewServer()
 	extprocv3.RegisterExternalProcessorServer(s, constant{})
 	conn, ended := listen(b, s.Serve)
@@ -139,7 +147,10 @@ func besideConstant(b *testing.B, clients int) {
 	}}
 	var took [2]time.Duration
 	var picks [2][]time.Duration
+	var cpu [2]time.Duration
 	turn := func(which, n int) {
+		busy := processor(b)
+		defer func() { cpu[which] += processor(b) - busy }()
 		var next atomic.Int64
 		var mu sync.Mutex
 		var done sync.WaitGroup
@@ -165,7 +176,7 @@ func besideConstant(b *testing.B, clients int) {
 	}
 	turn(0, 200)
 	turn(1, 200)
-	took, picks = [2]time.Duration{}, [2][]time.Duration{}
+	took, cpu, picks = [2]time.Duration{}, [2]time.Duration{}, [2][]time.Duration{}
 	b.ResetTimer()
 	for left := b.N; left > 0; left -= 100 {
 		turn(0, min(left, 100))
@@ -177,6 +188,7 @@ func besideConstant(b *testing.B, clients int) {
 		return float64(all[len(all)*99/100].Microseconds())
 	}
 	b.ReportMetric(took[0].Seconds()/took[1].Seconds(), "share")
+	b.ReportMetric(cpu[0].Seconds()/cpu[1].Seconds(), "cpu-share")
 	b.ReportMetric(float64(b.N)/took[1].Seconds(), "requests/s")
 	b.ReportMetric(p99(picks[0]), "constant-p99-us")
 	b.ReportMetric(p99(picks[1])-p99(picks[0]), "added-p99-us")

@@ -14,7 +14,7 @@ import (
 )
 
 // A booking is the reservation of one request, with what is learned of its outcome. The goroutine of its exchange uses
-// it; only the lease is renewed by another one.
+// it.
 type booking struct {
 	host endpoint.Host
 	ctx  context.Context // of the stream
@@ -22,32 +22,41 @@ type booking struct {
 	chosen *warmpathv1.ChooseReplicaResponse // nil = there is no reservation, or it is released
 	asked  *warmpathv1.ChooseReplicaRequest  // without its prompt
 	picked time.Time
-	sent   bool // the gateway has been answered
-	moved  bool // to a fallback
-	lease  *lease
+	renew  *time.Timer // of the lease
+	sent   bool        // the gateway has been answered
+	moved  bool        // to a fallback
 
 	code  codes.Code    // of the response
-	heard bool          // the response has begun
 	first time.Duration // from the pick to the first byte of a good response's body; 0 = there is none
 }
 
 // reserve reserves a replica. Its error is a status.
-func (b *booking) reserve(ctx context.Context, q *warmpathv1.ChooseReplicaRequest) error {
+func (b *booking) reserve(ctx context.Context, q *warmpathv1.ChooseReplicaRequest) (err error) {
 	q.Mode, q.Attempt = warmpathv1.PickMode_PICK_MODE_RESERVE, rand.Uint64()
 	b.picked = time.Now()
-	a, err := b.host.ChooseReplica(ctx, q)
-	if err != nil {
+	if b.chosen, err = b.host.ChooseReplica(ctx, q); err != nil {
 		return err
 	}
 	q.Key.Prompt = nil
-	b.chosen, b.asked = a, q
-	b.lease = newLease(a.GetReservation(), b.live)
+	b.asked = q
+	r := b.chosen.GetReservation()
+	every := time.Duration(r.GetLeaseMs()) * time.Millisecond / 3
+	progress := &warmpathv1.LifeReport{Reservation: r.GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS}
+	var t *time.Timer
+	t = time.AfterFunc(time.Hour, func() {
+		if b.live(progress) { // else it is released
+			t.Reset(every)
+		}
+	})
+	t.Reset(every)
+	b.renew = t
 	return nil
 }
 
-// live reports a stage of the reservation.
-func (b *booking) live(r *warmpathv1.LifeReport) {
-	_, _ = b.host.ReportLife(b.ctx, &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{r}})
+// live reports a stage of a reservation. It returns false if there is no such reservation.
+func (b *booking) live(r *warmpathv1.LifeReport) bool {
+	a, err := b.host.ReportLife(b.ctx, &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{r}})
+	return err == nil && len(a.GetUnknown()) == 0
 }
 
 // servedAt moves the reservation to the replica that has served, if that is a fallback: the pick has failed then.
@@ -55,22 +64,24 @@ func (b *booking) servedAt(address string) {
 	if b.chosen == nil || address == "" || address == b.chosen.GetReplica().GetAddress() {
 		return
 	}
-	failed, fallbacks, began := b.chosen.GetReplica().GetId(), b.chosen.GetFallbacks(), b.picked
-	q := b.asked
-	b.code, b.heard = codes.Unavailable, true
+	failed, q := b.chosen, b.asked
+	b.code = codes.Unavailable
 	b.release(nil)
-	for _, r := range fallbacks {
-		if r.GetAddress() != address {
-			continue
+	for _, r := range failed.GetFallbacks() {
+		if r.GetAddress() == address {
+			q.Pinned, q.Tried, q.Allowed = r.GetId(), []string{failed.GetReplica().GetId()}, nil
+			q.Key.PromptTokens = failed.GetDecision().GetPromptTokens()
+			b.moved = b.reserve(b.ctx, q) == nil // one that is full by now is not charged
 		}
-		q.Pinned, q.Tried, q.Allowed = r.GetId(), []string{failed}, nil
-		_ = b.reserve(b.ctx, q) // one that is full by now has no reservation of this request
-		b.picked, b.moved = began, true
 	}
 }
 
-// began notes the status of the response.
-func (b *booking) began(code codes.Code) { b.code, b.heard = code, true }
+// status notes the status of the response.
+func (b *booking) status(h headers) {
+	if code, found := codeOf(h); found {
+		b.code = code
+	}
+}
 
 // firstToken notes the first byte of a response's body. Of a response that failed it shows nothing.
 func (b *booking) firstToken() {
@@ -86,7 +97,6 @@ func (b *booking) firstToken() {
 // broke releases a reservation whose response has not come to its end.
 func (b *booking) broke(u *policy.Usage) {
 	b.code = codes.Canceled
-	b.heard = b.heard || b.sent
 	b.release(u)
 }
 
@@ -95,9 +105,9 @@ func (b *booking) release(u *policy.Usage) {
 	if b.chosen == nil {
 		return
 	}
-	b.lease.stop()
-	o := &warmpathv1.Outcome{Code: int32(b.code), Sent: b.heard}
-	if !b.moved {
+	b.renew.Stop()
+	o := &warmpathv1.Outcome{Code: int32(b.code), Sent: b.sent}
+	if !b.moved { // else its time is not that of one replica
 		o.FirstMessageUs = uint64(b.first.Microseconds())
 	}
 	if u != nil {

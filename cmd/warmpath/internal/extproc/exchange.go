@@ -1,16 +1,17 @@
 package extproc
 
 import (
+	"net/http"
 	"strconv"
 	"strings"
 
-	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
-	modev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
+	"github.com/warmpath/warmpath/internal/protofield"
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
@@ -29,146 +30,108 @@ const (
 // An exchange is one HTTP request with its response. One goroutine uses it.
 type exchange struct {
 	*Server
-	stream extprocv3.ExternalProcessor_ProcessServer
+	stream grpc.ServerStream
 
-	// How bodies are sent; without a word of the gateway as the protocol has them.
-	requestMode, responseMode modev3.ProcessingMode_BodySendMode
+	// How bodies are sent; where the gateway does not report it as the protocol has them.
+	requestMode, responseMode uint64
 
 	headers headers
-	subset  []string // the only endpoints that may be picked, where restricted
-	within  bool     // restricted
-	body    []byte   // of the request, read and not passed on
-	held    int64    // its part of Server.held
-	routed  bool     // the question has been answered
+	method  *requestkey.Method // how messages of a gRPC call are read; nil = the request is none
+	subset  []string           // the only endpoints that may be picked, where restricted
+	within  bool               // restricted
+	body    []byte             // of the request, read and not passed on
+	held    int64              // its part of Server.held
+	routed  bool               // the question has been answered
 
 	booking booking
 	report  usageReader
 }
 
-// headers are those of a request or a response.
-type headers []*corev3.HeaderValue
-
-// values returns the values of a header.
-func (h headers) values(name string) (all []string) {
-	for _, v := range h {
-		if strings.EqualFold(v.GetKey(), name) {
-			all = append(all, valueOf(v))
-		}
-	}
-	return all
-}
-
-// get returns the first value of a header, whose name is in lower case as the gateway's are.
-func (h headers) get(name string) string {
-	for _, v := range h {
-		if v.GetKey() == name {
-			return valueOf(v)
-		}
-	}
-	return ""
-}
-
-func valueOf(v *corev3.HeaderValue) string {
-	if raw := v.GetRawValue(); len(raw) > 0 {
-		return string(raw)
-	}
-	return v.GetValue()
-}
-
-func newExchange(s *Server, stream extprocv3.ExternalProcessor_ProcessServer) *exchange {
-	return &exchange{
-		Server: s, stream: stream, booking: booking{host: s.host, ctx: stream.Context()},
-		requestMode: modev3.ProcessingMode_FULL_DUPLEX_STREAMED, responseMode: modev3.ProcessingMode_FULL_DUPLEX_STREAMED,
-	}
-}
-
 // take answers one message of the gateway.
-func (x *exchange) take(m *extprocv3.ProcessingRequest) error {
-	if c := m.GetProtocolConfig(); c != nil {
-		x.requestMode, x.responseMode = c.GetRequestBodyMode(), c.GetResponseBodyMode()
+func (x *exchange) take(m *message) error {
+	if m.config != nil {
+		x.requestMode, x.responseMode = m.modes()
 	}
-	if m.GetObservabilityMode() {
+	if m.observes {
 		return status.Error(codes.FailedPrecondition, "observability_mode: a pick has to be answered; unset it")
 	}
-	if x.requestMode == modev3.ProcessingMode_GRPC || x.responseMode == modev3.ProcessingMode_GRPC {
-		return status.Error(codes.FailedPrecondition, "processing_mode: GRPC is not supported; use FULL_DUPLEX_STREAMED")
+	if x.requestMode >= grpcMessages || x.responseMode >= grpcMessages {
+		return status.Error(codes.FailedPrecondition, "processing_mode: use FULL_DUPLEX_STREAMED, not GRPC")
 	}
-	switch r := m.GetRequest().(type) {
-	case *extprocv3.ProcessingRequest_RequestHeaders:
-		return x.requestHeaders(r.RequestHeaders, m.GetMetadataContext())
-	case *extprocv3.ProcessingRequest_RequestBody:
-		return x.requestBody(r.RequestBody)
-	case *extprocv3.ProcessingRequest_RequestTrailers:
-		return x.requestTrailers()
-	case *extprocv3.ProcessingRequest_ResponseHeaders:
-		return x.responseHeaders(r.ResponseHeaders, m.GetMetadataContext())
-	case *extprocv3.ProcessingRequest_ResponseBody:
-		return x.responseBody(r.ResponseBody)
-	case *extprocv3.ProcessingRequest_ResponseTrailers:
-		return x.responseTrailers(r.ResponseTrailers)
+	switch m.kind {
+	case requestHeaders:
+		return x.requestHeaders(m)
+	case requestBody:
+		return x.requestBody(m)
+	case requestTrailers:
+		if !x.routed && x.requestMode == duplex {
+			if err := x.answerHeaders(nil, false); err != nil || !x.booking.sent {
+				return err
+			}
+		}
+	case responseHeaders:
+		return x.responseHeaders(m)
+	case responseBody:
+		return x.responseBody(m)
+	case responseTrailers:
+		x.booking.status(m.headers)
+		x.booking.release(x.report.end())
+	default:
+		return nil // of a kind that a later gateway has
 	}
-	return nil // of a kind that a later gateway has
+	return x.stream.SendMsg(answerTo(m.kind))
 }
 
-func (x *exchange) requestHeaders(h *extprocv3.HttpHeaders, context *corev3.Metadata) error {
-	x.headers = h.GetHeaders().GetHeaders()
-	x.subset, x.within = subsetOf(context)
-	if list := x.headers.get(testSelection); list != "" && x.options.ForTests {
+func (x *exchange) requestHeaders(m *message) error {
+	x.headers = m.headers
+	if strings.HasPrefix(m.headers.get("content-type"), "application/grpc") {
+		x.method = x.table.Lookup(m.headers.get(":path"))
+	}
+	x.subset, x.within = subsetOf(m.metadata)
+	if list := m.headers.get(testSelection); list != "" && x.options.ForTests {
 		x.subset, x.within = split(list), true
 	}
 	switch x.requestMode {
-	case modev3.ProcessingMode_FULL_DUPLEX_STREAMED:
-		if !h.GetEndOfStream() {
-			return nil // answered with the body
+	case duplex: // answered with the body
+		if !m.end {
+			return nil
 		}
-	case modev3.ProcessingMode_BUFFERED, modev3.ProcessingMode_BUFFERED_PARTIAL:
-		if !h.GetEndOfStream() {
-			return x.stream.Send(requestHeadersAnswer(nil))
+	case buffered, bufferedPartial: // the body comes after the answer
+		if !m.end {
+			return x.stream.SendMsg(answerTo(m.kind))
 		}
 	}
-	p, err := x.pick(!h.GetEndOfStream())
-	if err != nil {
-		return x.refuse(err)
-	}
-	return x.send(requestHeadersAnswer(p), p)
+	return x.pick(requestHeaders, !m.end)
 }
 
-func (x *exchange) requestBody(b *extprocv3.HttpBody) error {
-	chunk, end := b.GetBody(), b.GetEndOfStream()
-	if x.requestMode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED {
-		return x.requestChunk(chunk, end)
+func (x *exchange) requestBody(m *message) error {
+	switch {
+	case x.requestMode == duplex:
+		return x.requestChunk(m.body, m.end)
+	case x.routed:
+		return x.stream.SendMsg(answerTo(m.kind))
 	}
-	if x.routed {
-		return x.stream.Send(requestBodyAnswer(nil))
-	}
-	x.body = chunk
-	p, err := x.pick(!end)
-	x.body = nil
-	if err != nil {
-		return x.refuse(err)
-	}
-	return x.send(requestBodyAnswer(p), p)
+	x.body = m.body
+	defer x.drop()
+	return x.pick(requestBody, !m.end)
 }
 
 // requestChunk reads a chunk for the key until there is enough, and then answers the headers and passes on what was
 // read; each chunk after that is passed on at once.
 func (x *exchange) requestChunk(chunk []byte, end bool) error {
-	var rest []byte
 	if x.routed {
-		return x.echo(requestChunkAnswer, chunk, end)
+		return x.echo(requestBody, chunk, end)
 	}
-	if n := x.options.MaxBody - len(x.body); n < len(chunk) {
-		chunk, rest = chunk[:n], chunk[n:]
-	}
+	n := min(len(chunk), x.options.MaxBody-len(x.body))
 	if x.body == nil {
-		x.body = chunk
+		x.body = chunk[:n:n]
 	} else {
-		x.body = append(x.body, chunk...)
+		x.body = append(x.body, chunk[:n]...)
 	}
-	if !end && rest == nil && x.hold(len(chunk)) && !x.enough() {
+	if !end && n == len(chunk) && x.hold(n) && !x.enough() {
 		return nil
 	}
-	return x.answerHeaders(rest, end)
+	return x.answerHeaders(chunk[n:], end)
 }
 
 // hold counts bytes of a body that are held, unless there are as many as there may be.
@@ -180,38 +143,27 @@ func (x *exchange) hold(n int) bool {
 // enough reports whether what was read of the body has all of the key: the first message of a gRPC call.
 func (x *exchange) enough() bool {
 	_, whole := firstMessage(x.body)
-	return whole && x.method() != nil
+	return whole && x.method != nil
 }
 
-func (x *exchange) requestTrailers() error {
-	if !x.routed && x.requestMode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED {
-		if err := x.answerHeaders(nil, false); err != nil || !x.routed {
-			return err
-		}
-	}
-	return x.stream.Send(requestTrailersAnswer)
-}
-
-// answerHeaders picks by what was read, answers the headers, and passes the body on.
+// answerHeaders picks by what was read, answers the headers, and passes the body on, with the rest of the last chunk.
 func (x *exchange) answerHeaders(rest []byte, end bool) error {
-	p, err := x.pick(!end || len(rest) > 0)
 	body := x.body
+	err := x.pick(requestHeaders, !end || len(rest) > 0)
 	x.drop()
-	if err != nil {
-		return x.refuse(err)
-	}
-	if err := x.send(requestHeadersAnswer(p), p); err != nil {
+	if err != nil || !x.booking.sent {
 		return err
 	}
-	if len(body) > 0 || end && len(rest) == 0 {
-		if err := x.echo(requestChunkAnswer, body, end && len(rest) == 0); err != nil {
+	if len(rest) > 0 {
+		if err := x.echo(requestBody, body, false); err != nil {
 			return err
 		}
+		body = rest
 	}
-	if len(rest) == 0 {
+	if len(body) == 0 && !end {
 		return nil
 	}
-	return x.echo(requestChunkAnswer, rest, end)
+	return x.echo(requestBody, body, end)
 }
 
 // drop forgets the body.
@@ -220,101 +172,81 @@ func (x *exchange) drop() {
 	x.body, x.held = nil, 0
 }
 
-// method is how messages of a gRPC call are read, nil where the request is none.
-func (x *exchange) method() *requestkey.Method {
-	if !strings.HasPrefix(x.headers.get("content-type"), "application/grpc") {
-		return nil
+// pick reserves a replica by what was read of the request, and answers a message of a kind with it, or the client with
+// the refusal: the exchange is over then.
+func (x *exchange) pick(kind protowire.Number, cut bool) error {
+	x.routed = true
+	if err := x.reserve(cut); err != nil {
+		return x.stream.SendMsg(refusal(err, x.method != nil))
 	}
-	return x.table.Lookup(x.headers.get(":path"))
+	x.booking.sent = true
+	return x.stream.SendMsg(picked(kind, x.booking.chosen))
 }
 
-// pick reserves a replica by what was read of the request. Its error is a status.
-func (x *exchange) pick(cut bool) (*destinations, error) {
-	x.routed = true
-	call := endpoint.Call{Headers: x.headers.values, Body: x.body, Cut: cut, Method: x.method()}
+// reserve asks for a replica. Its error is a status.
+func (x *exchange) reserve(cut bool) error {
+	call := endpoint.Call{Headers: x.headers.values, Body: x.body, Cut: cut, Method: x.method}
 	if call.Method != nil {
 		var whole bool
 		call.Body, whole = firstMessage(x.body)
 		call.Cut = !whole
 	}
 	q, _, err := call.Question(x.sessions)
-	if err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
-	if x.within && len(x.subset) == 0 {
-		return nil, status.Error(codes.Unavailable, "the gateway allows no endpoint")
+	switch {
+	case err != nil:
+		return status.Error(codes.InvalidArgument, err.Error())
+	case x.within && len(x.subset) == 0:
+		return status.Error(codes.Unavailable, "the gateway allows no endpoint")
 	}
 	q.Deployment, q.Allowed = x.options.Deployment, x.subset
 	q.Traceparent = x.headers.get("traceparent")
-	if err := x.booking.reserve(call.Context(x.stream.Context()), q); err != nil {
-		return nil, err
-	}
-	return destinationsOf(x.booking.chosen), nil
-}
-
-// send answers with a pick.
-func (x *exchange) send(m *extprocv3.ProcessingResponse, p *destinations) error {
-	m.DynamicMetadata = p.metadata
-	x.booking.sent = true
-	return x.stream.Send(m)
-}
-
-// refuse answers the client in the replica's place. The exchange is over.
-func (x *exchange) refuse(err error) error {
-	return x.stream.Send(refusalOf(err, x.method() != nil))
+	return x.booking.reserve(call.Context(x.stream.Context()), q)
 }
 
 // echo passes a chunk on.
-func (x *exchange) echo(answer func([]byte, bool) *extprocv3.ProcessingResponse, chunk []byte, end bool) error {
-	for {
-		n := min(len(chunk), maxChunk)
-		last := n == len(chunk)
-		if err := x.stream.Send(answer(chunk[:n], end && last)); err != nil || last {
+func (x *exchange) echo(kind protowire.Number, chunk []byte, end bool) error {
+	for len(chunk) > maxChunk {
+		if err := x.stream.SendMsg(echo(kind, chunk[:maxChunk], false)); err != nil {
 			return err
 		}
-		chunk = chunk[n:]
+		chunk = chunk[maxChunk:]
 	}
+	return x.stream.SendMsg(echo(kind, chunk, end))
 }
 
-func (x *exchange) responseHeaders(h *extprocv3.HttpHeaders, context *corev3.Metadata) error {
-	response := headers(h.GetHeaders().GetHeaders())
-	served := servedOf(context)
+func (x *exchange) responseHeaders(m *message) error {
+	v, _ := entry(m.metadata, namespace)
+	served := ""
+	if v, found := entry(v, destinationServed); found {
+		served = strings.Join(textsOf(v), "")
+	}
 	x.booking.servedAt(served)
-	code := codeOf(response)
-	x.booking.began(code)
-	x.report = usageReader{method: x.method(), kind: kindOf(response, x.method() != nil)}
-	if h.GetEndOfStream() || x.responseMode == modev3.ProcessingMode_NONE {
+	x.booking.status(m.headers)
+	x.report.begin(m.headers, x.method)
+	if x.responseMode == 0 && !m.end { // the body is not sent
 		x.booking.firstToken()
 	}
-	if h.GetEndOfStream() {
+	if m.end {
 		x.booking.release(x.report.end())
 	}
-	if !x.options.ForTests {
-		served = ""
+	if served == "" || !x.options.ForTests {
+		return x.stream.SendMsg(answerTo(m.kind))
 	}
-	return x.stream.Send(responseHeadersAnswer(served))
+	return x.stream.SendMsg(answerTo(m.kind, field(1, field(2, set(testServed, served)))))
 }
 
-func (x *exchange) responseBody(b *extprocv3.HttpBody) error {
-	if len(b.GetBody()) > 0 {
+func (x *exchange) responseBody(m *message) error {
+	if len(m.body) > 0 {
 		x.booking.firstToken()
-		x.report.add(b.GetBody())
+		x.report.add(m.body)
 	}
-	if b.GetEndOfStream() {
+	if m.end {
 		x.booking.release(x.report.end())
 	}
-	if x.responseMode == modev3.ProcessingMode_FULL_DUPLEX_STREAMED {
-		return x.echo(responseChunkAnswer, b.GetBody(), b.GetEndOfStream())
+	if x.responseMode == duplex {
+		return x.echo(m.kind, m.body, m.end)
 	}
-	return x.stream.Send(responseBodyAnswer)
-}
-
-func (x *exchange) responseTrailers(t *extprocv3.HttpTrailers) error {
-	if code, ok := grpcStatus(t.GetTrailers().GetHeaders()); ok {
-		x.booking.began(code)
-	}
-	x.booking.release(x.report.end())
-	return x.stream.Send(responseTrailersAnswer)
+	return x.stream.SendMsg(answerTo(m.kind))
 }
 
 // end gives back what the exchange holds.
@@ -323,54 +255,53 @@ func (x *exchange) end() {
 	x.booking.broke(x.report.end())
 }
 
+// maxSubset is how many endpoints a question may allow. A pick among the first ones is one of all.
+const maxSubset = 1000
+
 // subsetOf returns the endpoints that the gateway allows, in a list or in a string with commas between them.
-func subsetOf(m *corev3.Metadata) (subset []string, restricted bool) {
-	v, restricted := m.GetFilterMetadata()[subsetNamespace].GetFields()[destinationSubset]
-	if !restricted {
-		return nil, false
+func subsetOf(metadata []byte) (subset []string, restricted bool) {
+	hint, _ := entry(metadata, subsetNamespace)
+	v, restricted := entry(hint, destinationSubset)
+	for _, list := range textsOf(v) {
+		subset = append(subset, split(list)...)
 	}
-	subset = split(v.GetStringValue())
-	for _, v := range v.GetListValue().GetValues() {
-		subset = append(subset, split(v.GetStringValue())...)
-	}
-	// A pick among the first ones is one of all.
-	return subset[:min(len(subset), maxSubset)], true
+	return subset[:min(len(subset), maxSubset)], restricted
 }
 
-// maxSubset is how many endpoints a question may allow.
-const maxSubset = 1000
+// textsOf returns the strings of a google.protobuf.Value: it, or those in its list.
+func textsOf(value []byte) (all []string) {
+	protofield.Each(value, func(f protofield.Field) {
+		switch f.Number {
+		case 3:
+			all = append(all, string(f.Bytes))
+		case 6:
+			entries(f.Bytes, func(key, text []byte) { all = append(all, string(text)) })
+		}
+	})
+	return all
+}
 
 func split(list string) []string {
 	return strings.FieldsFunc(list, func(c rune) bool { return c == ',' || c == ' ' })
 }
 
-// servedOf returns the endpoint that has served, "" where the gateway does not report it.
-func servedOf(m *corev3.Metadata) string {
-	return m.GetFilterMetadata()[namespace].GetFields()[destinationServed].GetStringValue()
-}
-
-// codeOf is the status of a response as a gRPC status.
-func codeOf(h headers) codes.Code {
-	if code, ok := grpcStatus(h); ok {
-		return code
+// codeOf is the status of a response, as a gRPC status; found is false in trailers without one.
+func codeOf(h headers) (code codes.Code, found bool) {
+	if n, err := strconv.ParseUint(h.get("grpc-status"), 10, 32); err == nil {
+		return codes.Code(n), true
 	}
-	n, _ := strconv.Atoi(h.get(":status"))
+	n, err := strconv.Atoi(h.get(":status"))
 	switch {
-	case n < 400:
-		return codes.OK
-	case n == 429:
-		return codes.ResourceExhausted
-	case n == 502, n == 503:
-		return codes.Unavailable
-	case n == 504:
-		return codes.DeadlineExceeded
-	case n >= 500:
-		return codes.Internal
+	case n == http.StatusTooManyRequests:
+		code = codes.ResourceExhausted
+	case n == http.StatusBadGateway, n == http.StatusServiceUnavailable:
+		code = codes.Unavailable
+	case n == http.StatusGatewayTimeout:
+		code = codes.DeadlineExceeded
+	case n >= http.StatusInternalServerError:
+		code = codes.Internal
+	case n >= http.StatusBadRequest:
+		code = codes.InvalidArgument
 	}
-	return codes.InvalidArgument
-}
-
-func grpcStatus(h headers) (codes.Code, bool) {
-	n, err := strconv.ParseUint(h.get("grpc-status"), 10, 32)
-	return codes.Code(n), err == nil
+	return code, err == nil
 }

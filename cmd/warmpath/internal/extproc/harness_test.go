@@ -96,7 +96,7 @@ func (p *picker) deployment(t testing.TB) *warmpathv1.DeploymentStatus {
 	return a.GetDeployments()[0]
 }
 
-// idle waits until nothing is reserved, and no replica has load.
+// idle waits until nothing is reserved or held, and no replica has load.
 func (p *picker) idle(t testing.TB) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -105,7 +105,7 @@ func (p *picker) idle(t testing.TB) {
 		for _, r := range d.GetReplicas() {
 			n += r.GetOngoing()
 		}
-		return n == 0
+		return n == 0 && p.Held() == 0
 	}, 10*time.Second, time.Millisecond)
 }
 

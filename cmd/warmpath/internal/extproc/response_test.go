@@ -296,6 +296,7 @@ func TestLongBodies(t *testing.T) {
 	first := p.open(t, duplex)
 	first.headers(chatHeaders(), nil, false)
 	first.body(text[:8000], false)
+	require.Eventually(t, func() bool { return p.Held() == 8000 }, 10*time.Second, time.Millisecond)
 	for range 2 {
 		g := p.open(t, duplex)
 		g.headers(chatHeaders(), nil, false)
@@ -312,4 +313,5 @@ func TestLongBodies(t *testing.T) {
 	first.echoed(text[:9000], true)
 	first.done()
 	p.idle(t)
+	require.Zero(t, p.Held())
 }

@@ -7,8 +7,8 @@ import (
 	"net"
 	"sync/atomic"
 
-	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
 	"google.golang.org/grpc/experimental"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/mem"
@@ -22,12 +22,12 @@ type Options struct {
 	// Deployment is the deployment of all requests; "" = by the model, or the only one.
 	Deployment string
 	// ForTests obeys the request header test-epp-endpoint-selection, and reports in a response header which endpoint has
-	// served, as the protocol's conformance tests want: whoever sends the header chooses the replica.
+	// served, as conformance tests of the protocol need it: any client can choose its replica then.
 	ForTests bool
 	// MaxBody bounds how much of one body is read for the key, in bytes; default 1 MiB.
 	MaxBody int
 	// MaxHeld bounds how much of all bodies is held at once, in bytes: one that would exceed it is routed by what was
-	// read; default 96 MiB.
+	// read; default 64 MiB.
 	MaxHeld int64
 }
 
@@ -46,10 +46,10 @@ const (
 	maxMessage = 16 << 20
 	// window is how much of a stream is received ahead of its reader.
 	window = 64 << 10
-	// maxKept bounds what is kept of a request beyond what is read for its key.
-	maxKept = 64 << 10
 	// maxChunk is the longest chunk that is sent: some gateways take 64 KiB, with what is around it.
 	maxChunk = 62_000
+	// service is the service's name.
+	service = "envoy.service.ext_proc.v3.ExternalProcessor"
 )
 
 // New returns an endpoint of a host.
@@ -58,30 +58,31 @@ func New(host endpoint.Host, o Options) (*Server, error) {
 		o.MaxBody = 1 << 20
 	}
 	if o.MaxHeld == 0 {
-		o.MaxHeld = 96 << 20
+		o.MaxHeld = 64 << 20
 	}
 	s := &Server{host: host, options: o}
-	var err error
-	if s.sessions, err = requestkey.NewSessionKeys(); err != nil {
-		return nil, err
-	}
-	if s.table, err = requestkey.NewTable(); err != nil {
+	var errs [2]error
+	s.sessions, errs[0] = requestkey.NewSessionKeys()
+	s.table, errs[1] = requestkey.NewTable()
+	if err := errors.Join(errs[:]...); err != nil {
 		return nil, err
 	}
 	s.grpc = grpc.NewServer(append(host.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxMessage),
-		grpc.StaticStreamWindowSize(window),
-		grpc.StaticConnWindowSize(16*window),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(16*window),
+		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}),
 		experimental.BufferPool(mem.NewTieredBufferPool(256, 4<<10, 16<<10, 32<<10, 64<<10, 1<<20)),
 	)...)
-	extprocv3.RegisterExternalProcessorServer(s.grpc, &processor{Server: s})
+	s.grpc.RegisterService(&grpc.ServiceDesc{ServiceName: service, Streams: []grpc.StreamDesc{
+		{StreamName: "Process", Handler: s.process, ServerStreams: true, ClientStreams: true},
+	}}, nil)
 	healthpb.RegisterHealthServer(s.grpc, host.Health(map[string]string{
-		"liveness": "", "readiness": o.Deployment, extprocv3.ExternalProcessor_ServiceDesc.ServiceName: o.Deployment,
+		"liveness": "", "readiness": o.Deployment, service: o.Deployment,
 	}))
 	return s, nil
 }
 
-// Serve serves until Shutdown, and returns nil after it.
+// Serve serves until Shutdown or Close, and returns nil after them.
 func (s *Server) Serve(lis net.Listener) error {
 	err := s.grpc.Serve(s.host.Bounded(lis))
 	if errors.Is(err, grpc.ErrServerStopped) { // it was shut down before it began
@@ -92,12 +93,11 @@ func (s *Server) Serve(lis net.Listener) error {
 
 // Shutdown takes no more requests, and waits for those under way until the context ends. A nil Server has none.
 func (s *Server) Shutdown(ctx context.Context) {
-	if s == nil {
-		return
-	}
-	stop := context.AfterFunc(ctx, s.grpc.Stop)
+	stop := context.AfterFunc(ctx, s.Close)
 	defer stop()
-	s.grpc.GracefulStop()
+	if s != nil {
+		s.grpc.GracefulStop()
+	}
 }
 
 // Close ends all requests at once.
@@ -107,23 +107,20 @@ func (s *Server) Close() {
 	}
 }
 
-// processor is the service.
-type processor struct {
-	extprocv3.UnimplementedExternalProcessorServer
-	*Server
-}
+// process serves one stream.
+func (s *Server) process(_ any, stream grpc.ServerStream) error {
 
-// Process implements the service.
-func (p *processor) Process(stream extprocv3.ExternalProcessor_ProcessServer) error {
-	x := newExchange(p.Server, stream)
+	x := &exchange{Server: s, stream: stream, requestMode: duplex, responseMode: duplex}
+	x.booking = booking{host: s.host, ctx: stream.Context()}
 	defer x.end()
 	for {
-		m, err := stream.Recv()
+		var m message
+		err := stream.RecvMsg(&m)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err == nil {
-			err = x.take(m)
+			err = x.take(&m)
 		}
 		if err != nil {
 			return err

@@ -29,143 +29,77 @@ func firstMessage(body []byte) (message []byte, whole bool) {
 	return message, whole
 }
 
-// A bodyKind is what the body of a response consists of.
-type bodyKind uint8
+// maxKept bounds what is kept of a response.
+const maxKept = 16 << 10
 
-const (
-	unread   bodyKind = iota // it has no usage
-	document                 // one JSON object
-	events                   // server-sent events
-	messages                 // of gRPC
-)
-
-func kindOf(h headers, isGRPC bool) bodyKind {
-	encoding, content := h.get("content-encoding"), h.get("content-type")
-	switch {
-	case isGRPC:
-		return messages
-	case encoding != "" && encoding != "identity":
-	case strings.HasPrefix(content, "text/event-stream"):
-		return events
-	case strings.HasPrefix(content, "application/json"):
-		return document
-	}
-	return unread
-}
-
-// A usageReader reads the tokens that a response reports out of its body. It keeps at most maxKept bytes: an event or
-// message that is longer has no usage, and of a document its end is searched.
+// A usageReader reads the tokens that a response reports out of its body. Of JSON and of server-sent events the last
+// usage counts, which is searched in the last 8 KiB; of gRPC messages each is read that is no longer than maxKept.
 type usageReader struct {
-	kind   bodyKind
-	method *requestkey.Method // of gRPC messages
+	reads  bool               // the body can be read
+	method *requestkey.Method // of gRPC messages; nil = it is JSON or events
 	kept   []byte
-	cut    bool // the beginning of the document or event is not kept
-	skip   int  // bytes of a message that are not read
+	skip   int // bytes of a message that are not read
 	usage  policy.Usage
 	found  bool
 }
 
-// usageName is what a document or an event with usage has; inside a JSON string its quotes are escaped.
-var usageName = []byte(`"usage":`)
+// begin prepares for the body of a response.
+func (u *usageReader) begin(h headers, m *requestkey.Method) {
+	encoding, content := h.get("content-encoding"), h.get("content-type")
+	*u = usageReader{method: m, usage: policy.NoUsage}
+	u.reads = (encoding == "" || encoding == "identity") &&
+		(m != nil || strings.Contains(content, "json") || strings.HasPrefix(content, "text/event-stream"))
+}
 
+// add takes a chunk.
 func (u *usageReader) add(chunk []byte) {
-	switch u.kind {
-	case document:
-		u.keepEnd(chunk)
-	case events:
-		u.addEvents(chunk)
-	case messages:
+	switch {
+	case !u.reads:
+	case u.method != nil:
 		u.addMessages(chunk)
+	default:
+		const half = maxKept / 2
+		switch over := len(u.kept)+len(chunk) > maxKept; {
+		case over && len(chunk) > half:
+			u.kept, chunk = u.kept[:0], chunk[len(chunk)-half:]
+		case over:
+			u.kept = append(u.kept[:0], u.kept[len(u.kept)-half:]...)
+		}
+		u.kept = append(u.kept, chunk...)
 	}
 }
 
-// keepEnd keeps the end of what was kept and the chunk.
-func (u *usageReader) keepEnd(chunk []byte) {
-	if over := len(u.kept) + len(chunk) - maxKept; over > 0 {
-		u.cut = true
-		chunk = chunk[max(0, len(chunk)-maxKept):]
-		u.kept = append(u.kept[:0], u.kept[min(over, len(u.kept)):]...)
-	}
-	u.kept = append(u.kept, chunk...)
-}
-
-// addEvents reads each whole line, and keeps the last one.
-func (u *usageReader) addEvents(chunk []byte) {
-	for len(chunk) > 0 {
-		end := bytes.IndexByte(chunk, '\n')
-		if end < 0 {
-			if u.cut = u.cut || len(u.kept)+len(chunk) > maxKept; u.cut {
-				u.kept = u.kept[:0]
-			} else {
-				u.kept = append(u.kept, chunk...)
-			}
-			return
-		}
-		line := chunk[:end]
-		if len(u.kept) > 0 {
-			line = append(u.kept, line...)
-		}
-		if !u.cut {
-			u.read(line)
-		}
-		u.kept, u.cut, chunk = u.kept[:0], false, chunk[end+1:]
-	}
-}
-
-// addMessages reads each whole message, and keeps the last one.
+// addMessages reads each whole message, and keeps the beginning of the last one.
 func (u *usageReader) addMessages(chunk []byte) {
 	for len(chunk) > 0 {
 		if n := min(u.skip, len(chunk)); n > 0 {
 			u.skip, chunk = u.skip-n, chunk[n:]
 			continue
 		}
-		want := prefix - len(u.kept)
-		if want <= 0 {
-			size := uint64(binary.BigEndian.Uint32(u.kept[1:])) + prefix
-			if size > maxKept {
-				u.skip, u.kept = int(size)-len(u.kept), u.kept[:0]
-				continue
-			}
-			want = int(size) - len(u.kept)
+		want := prefix
+		if len(u.kept) >= prefix {
+			want += int(binary.BigEndian.Uint32(u.kept[1:]))
 		}
-		n := min(want, len(chunk))
-		u.kept, chunk = append(u.kept, chunk[:n]...), chunk[n:]
-		if len(u.kept) < prefix {
+		if want > maxKept {
+			u.skip, u.kept = want-len(u.kept), u.kept[:0]
 			continue
 		}
+		n := min(want-len(u.kept), len(chunk))
+		u.kept, chunk = append(u.kept, chunk[:n]...), chunk[n:]
 		if message, whole := firstMessage(u.kept); whole {
-			if u.method.HasUsage() {
-				u.start()
-				u.found = u.method.Usage(&u.usage, message) || u.found
-			}
+			u.found = u.method.Usage(&u.usage, message) || u.found
 			u.kept = u.kept[:0]
 		}
 	}
 }
 
-// read reads what may have usage in JSON.
-func (u *usageReader) read(raw []byte) {
-	if bytes.Contains(raw, usageName) {
-		u.start()
-		u.found = requestkey.ReadUsage(&u.usage, raw) || u.found
-	}
-}
-
-// start prepares the first look at usage.
-func (u *usageReader) start() {
-	if !u.found {
-		u.usage = policy.NoUsage
-	}
-}
+// usageName begins the usage of a response; inside a JSON string its quotes are escaped.
+var usageName = []byte(`"usage":`)
 
 // end returns the usage of a body that has ended, nil where it has none.
 func (u *usageReader) end() *policy.Usage {
-	if u.kind == document {
-		raw := u.kept
-		if i := bytes.LastIndex(raw, usageName); u.cut && i >= 0 {
-			raw = append([]byte{'{'}, raw[i:]...)
-		}
-		u.read(raw)
+	if i := bytes.LastIndex(u.kept, usageName); i >= 0 && u.method == nil {
+		u.found = requestkey.ReadUsage(&u.usage, append([]byte{'{'}, u.kept[i:]...))
 	}
 	u.kept = nil
 	if !u.found {
