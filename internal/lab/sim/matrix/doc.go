@@ -27,7 +27,7 @@
 // Another seed is other requests, with which a nearly full fleet may take twice as long. Policies are
 // therefore compared over the seeds that all of them have. In a cell a policy is worse than another, beyond
 // the spread, if the mean over the seeds of the factor by which it is worse, less half of the spread of these
-// factors, is more than 1.05.
+// factors, is more than 1.03.
 //
 // # Complexity
 //
