@@ -71,11 +71,10 @@ func TestLoadPollHangs(t *testing.T) {
 	connected(t, cc, rs)
 	calls(t, deadline(t), cc, 90)
 	require.Less(t, hung.calls.Load(), int64(60))
-	eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), "does not answer load_poll") })
-	require.Equal(t, 1, strings.Count(log.String(), "does not answer load_poll"))
-	failed := m.sum(t, "warmpath.load_polls", telemetry.KeyReason.String(telemetry.CallFailed))
-	require.Positive(t, failed)
-	require.LessOrEqual(t, failed, asked.Load())
+	line := "it is asked less often\" replica=" + hung.addr
+	eventually(t, "it is logged", func() bool { return strings.Contains(log.String(), line) })
+	require.Equal(t, 1, strings.Count(log.String(), line))
+	require.Positive(t, m.sum(t, "warmpath.load_polls", telemetry.KeyReason.String(telemetry.CallFailed)))
 	require.Positive(t, m.sum(t, "warmpath.load_polls", telemetry.KeyReason.String(telemetry.CallDone)))
 }
 
@@ -177,7 +176,11 @@ func TestLoadPollOfCustomPolicies(t *testing.T) {
 		calls(t, context.Background(), cc, 5)
 		require.EqualValues(t, 5, prepared.Load())
 		require.EqualValues(t, 5, chosen.Load())
-		require.Equal(t, previews, asked.Load() > 0)
+		if !previews {
+			require.Zero(t, asked.Load())
+			continue
+		}
+		eventually(t, "replicas are asked", func() bool { return asked.Load() > 0 })
 	}
 }
 
