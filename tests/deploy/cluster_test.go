@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -78,20 +77,15 @@ type cluster struct {
 	resources map[string]map[string]any // of APIResource, by apiVersion/kind
 }
 
-// shared is the API server of all tests; TestMain closes it.
+// shared is the cluster of all tests, nil until the first.
 var shared *cluster
 
 func startCluster(t *testing.T) *cluster {
 	t.Helper()
+	c := &cluster{apiserver.Shared(t), make(map[string]map[string]any)}
 	if shared != nil {
 		return shared
 	}
-	s, err := apiserver.Start(context.Background())
-	if errors.Is(err, apiserver.ErrMissing) && os.Getenv("WARMPATH_REQUIRE_ALL") == "" {
-		t.Skip(err)
-	}
-	require.NoError(t, err)
-	c := &cluster{s, make(map[string]map[string]any)}
 	shared = c
 	for module, files := range published {
 		dir := moduleDir(t, module)

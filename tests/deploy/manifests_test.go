@@ -19,6 +19,8 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
+
+	"github.com/warmpath/warmpath/internal/lab/apiserver"
 )
 
 const (
@@ -157,12 +159,9 @@ func build(t *testing.T) string {
 }
 
 func TestMain(m *testing.M) {
-	code := m.Run()
+	code := apiserver.Main{M: m}.Run()
 	if program != "" {
 		_ = os.RemoveAll(filepath.Dir(program))
-	}
-	if shared != nil {
-		shared.Close()
 	}
 	os.Exit(code)
 }
@@ -191,7 +190,7 @@ func TestConfigsAreAccepted(t *testing.T) {
 	path, checked := build(t), 0
 	for _, name := range kustomizations(t) {
 		for _, o := range render(t, name) {
-			if o.text("kind") != "ConfigMap" {
+			if o.String() != "ConfigMap/warmpath" {
 				continue
 			}
 			config := write(t, "warmpath.yaml", o.text("data", "warmpath.yaml"))
@@ -201,7 +200,7 @@ func TestConfigsAreAccepted(t *testing.T) {
 			checked++
 		}
 	}
-	require.GreaterOrEqual(t, checked, 2)
+	require.GreaterOrEqual(t, checked, 4)
 }
 
 // ports checks that the Deployment, its probes and the Service have the ports of a config.
