@@ -36,6 +36,7 @@ func TestRefusedConfigs(t *testing.T) {
 		{with("replicas: 1"), "replicas: it is a number, not a list"},
 		{with("target: engines"), `deployments.chat: target: "engines" is not a target like dns:///host:port`},
 		{with("target: 'nosuch:///x'"), "there is no resolver for nosuch"},
+		{with("target: 'warmpath-inferencepool:///chat'"), `import _ "github.com/warmpath/warmpath/resolver/kubernetes"`},
 		{with("target: 'dns:///'"), `target: "dns:///" names nothing to resolve`},
 		{with("health_check: {interval: 1ms}"), "deployments.chat: health_check.interval: 1ms is not between 100ms and 1h"},
 		{with("replica_tls: {cert: c}"), "deployments.chat: replica_tls.cert: it needs a key"},

@@ -24,8 +24,15 @@ func parseTarget(text string) (resolver.Builder, resolver.Target, error) {
 		return nil, resolver.Target{}, fmt.Errorf("%q is not a target like dns:///host:port", text)
 	}
 	b := resolver.Get(u.Scheme)
-	if b == nil {
+	switch path := target.Packages[u.Scheme]; {
+	case b == nil && path != "":
+		return nil, resolver.Target{}, fmt.Errorf("%q: %s is not linked: import _ %q", text, u.Scheme, path)
+	case b == nil:
 		return nil, resolver.Target{}, fmt.Errorf("%q: there is no resolver for %s", text, u.Scheme)
+	case path != "" && u.Scheme != target.FileScheme: // a file may be written later
+		if err := target.Imported[u.Scheme].Check(*u); err != nil {
+			return nil, resolver.Target{}, err
+		}
 	}
 	t := resolver.Target{URL: *u}
 	if t.Endpoint() == "" {

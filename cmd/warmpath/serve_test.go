@@ -101,6 +101,16 @@ func TestServeChecks(t *testing.T) {
 	code, said, _ := command(t, "serve", "--config", good, "--check")
 	require.Zero(t, code)
 	require.Contains(t, said, "good.yaml is good: 1 deployment\n")
+	kubernetes := file(t, "kubernetes.yaml", "deployments:\n"+
+		"  chat: {target: \"warmpath-kubernetes:///chat.llm:grpc\"}\n  code: {target: \"warmpath-inferencepool:///code.llm\"}\n")
+	code, said, wrong := command(t, "serve", "--config", kubernetes, "--check")
+	require.Zero(t, code, wrong)
+	require.Contains(t, said, "2 deployments")
+	port := file(t, "port.yaml", "deployments: {chat: {target: \"warmpath-inferencepool:///chat.llm:8000\"}}")
+	code, _, wrong = command(t, "serve", "--config", port, "--check")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, wrong, "deployments.chat: target: ")
+	require.Contains(t, wrong, "the pool has ports of its own")
 	bad := file(t, "bad.yaml", "deployments: {chat: {max_attempts: 99, register: true}}")
 	for _, args := range [][]string{{"serve", "--config", bad, "--check"}, {"serve", "--config", bad}} {
 		code, _, wrong := command(t, args...)

@@ -18,19 +18,25 @@
 //	  resources: [endpointslices]
 //	  verbs: [list, watch]
 //
+// An InferencePool wants the same for pods and for inferencepools of inference.networking.k8s.io.
+//
 // The rule. The fleet of a Service is the union of its EndpointSlices. A replica's id is its pod's name, so pods of a
 // StatefulSet come back with their sessions; its instance is the pod's uid; without a pod, the address is the id. What
 // is ready gets calls; what terminates and serves drains; anything else is no replica. An endpoint that leaves all
 // slices without having been terminating stays for a second: it may be on its way to another slice.
 //
+// The fleet of an InferencePool is each target port of each ready pod that it selects, with the id pod:port. A pod that
+// is being deleted drains while it is ready. Where no pod is ready the fleet is empty: gateways want a 503 then.
+//
 // Pods declare fields of a fleet file as annotations or labels, like warmpath.dev/weight: "2" or
 // warmpath.dev/kv_events: "tcp://HOST:5557".
 //
-// Guarantees. An API server that is away leaves the last fleet in force, and one that is back is asked within 0.75 s. So
-// does a Service that is gone. Where no endpoint is ready any more, those that were in use stay while they exist. What
-// is wrong before there is a fleet fails calls with the reason. Close returns when all goroutines have ended.
+// Guarantees. An API server that is away leaves the last fleet in force, and one that is back is asked within 0.75 s.
+// So does a Service or a pool that is gone. Where no endpoint of a Service is ready any more, those that were in use
+// stay while they exist. What is wrong before there is a fleet fails calls with the reason. Close returns when all
+// goroutines have ended.
 //
-// Complexity. A change costs a look at each endpoint of the Service.
+// Complexity. A change costs a look at each endpoint of the Service, or at each pod of the pool's namespace.
 //
 // Source: the EndpointSlice API; client-go's reflector for lists, watches, bookmarks, 410 and tokens that rotate.
 package kubernetes
