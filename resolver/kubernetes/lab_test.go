@@ -160,7 +160,7 @@ func (l *lab) connect(target string, opts ...grpc.DialOption) testpb.TestService
 	l.Helper()
 	cc, err := client.New(target, append([]grpc.DialOption{
 		grpc.WithContextDialer(l.dial), grpc.WithNoProxy(), grpc.WithTransportCredentials(insecure.NewCredentials()),
-		client.WithConfig(`{"policy":{"consistent_hash":{"num_virtual_nodes":2000}},"ejection":{"slow_start":"1ms"}}`),
+		client.WithConfig(`{"policy":{"consistent_hash":{"num_virtual_nodes":10000}},"ejection":{"slow_start":"1ms"}}`),
 	}, opts...)...)
 	require.NoError(l, err)
 	l.Cleanup(func() { _ = cc.Close() })
@@ -168,11 +168,9 @@ func (l *lab) connect(target string, opts ...grpc.DialOption) testpb.TestService
 }
 
 // where returns the pod that serves a session.
-func (l *lab) where(ctx context.Context, stub testpb.TestServiceClient, session string) string {
-	l.Helper()
+func (l *lab) where(ctx context.Context, stub testpb.TestServiceClient, session string) (string, error) {
 	reply, err := stub.UnaryCall(client.WithSession(ctx, session), &testpb.SimpleRequest{})
-	require.NoError(l, err)
-	return reply.Username
+	return reply.GetUsername(), err
 }
 
 // reached waits until calls reach a pod.
@@ -185,7 +183,7 @@ func (l *lab) reached(ctx context.Context, stub testpb.TestServiceClient, p *sim
 }
 
 func (l *lab) deadline() context.Context {
-	ctx, cancel := context.WithTimeout(l.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(l.Context(), 5*time.Minute)
 	l.Cleanup(cancel)
 	return ctx
 }
@@ -287,7 +285,7 @@ type load struct {
 func (l *lab) startLoad(stub testpb.TestServiceClient) *load {
 	ctx, stop := context.WithCancel(l.Context())
 	x := &load{stop: stop}
-	for caller := range 4 {
+	for caller := range 2 {
 		x.wait.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				_, err := stub.UnaryCall(client.WithSession(l.Context(), fmt.Sprintf("load-%d-%d", caller, i%100)), &testpb.SimpleRequest{})
@@ -309,13 +307,6 @@ func (x *load) end() (calls int, failed []error) {
 	x.stop()
 	x.wait.Wait()
 	return x.calls, x.failed
-}
-
-// done returns how many calls have ended.
-func (x *load) done() int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.calls
 }
 
 // sorted are the values of a map.

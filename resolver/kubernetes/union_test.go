@@ -198,7 +198,7 @@ func TestShuffled(t *testing.T) {
 	want, _, err := u.replicas(seen, now)
 	require.NoError(t, err)
 	require.Len(t, want, 1000)
-	for round := range 20 {
+	for round := range 5 {
 		next := thousand()
 		for _, s := range next {
 			s.Endpoints = nil
