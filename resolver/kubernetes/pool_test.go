@@ -228,3 +228,19 @@ func TestComplaints(t *testing.T) {
 	require.Equal(t, 1, strings.Count(out.String(), "pod b"), "%s", &out)
 	require.Empty(t, c)
 }
+
+// Of a pod only what counts is kept.
+func TestPodsAreTrimmed(t *testing.T) {
+	pods := newObjects[*corev1.Pod](make(chan struct{}, 1))
+	whole := func(name string) *corev1.Pod {
+		return aPod(name, "10.0.0.1", func(p *corev1.Pod) {
+			p.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}
+			p.Spec = corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "engine"}}}
+		})
+	}
+	require.NoError(t, pods.Replace([]any{whole("a")}, "1"))
+	require.NoError(t, pods.Add(whole("b")))
+	all, _, _ := pods.now()
+	want := func(p *corev1.Pod) { p.Spec.NodeName = "n1" }
+	require.Equal(t, []*corev1.Pod{aPod("a", "10.0.0.1", want), aPod("b", "10.0.0.1", want)}, all)
+}
