@@ -596,7 +596,7 @@ type ChooseReplicaRequest struct {
 	// asked twice, and get one reservation; with another, best drawn at random, each gets its own. Who may give up waiting and ask
 	// anew needs that: it will release what comes too late. 0 is an attempt like any other.
 	Attempt uint64 `protobuf:"fixed64,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// Ids of the only replicas that may be picked; empty = any, at most 1,000.
+	// The only replicas that may be picked, by id, address (host:port) or host; empty = any, at most 1,000.
 	Allowed []string `protobuf:"bytes,11,rep,name=allowed,proto3" json:"allowed,omitempty"`
 	// How many candidates are wanted, with PICK_MODE_QUERY; 0 = none, at most 100.
 	MaxCandidates uint32 `protobuf:"varint,12,opt,name=max_candidates,json=maxCandidates,proto3" json:"max_candidates,omitempty"`

@@ -36,8 +36,6 @@ func field(n protowire.Number, parts ...[]byte) []byte {
 	return b
 }
 
-func text(n protowire.Number, s string) []byte { return field(n, []byte(s)) }
-
 func number(n protowire.Number, v uint64) []byte {
 	return protowire.AppendVarint(protowire.AppendTag(nil, n, protowire.VarintType), v)
 }
@@ -45,7 +43,7 @@ func number(n protowire.Number, v uint64) []byte {
 // set replaces a header, also one that the client has sent: an entry of HeaderMutation.
 func set(name, value string) []byte {
 	const overwrite = 2 // OVERWRITE_IF_EXISTS_OR_ADD
-	return field(1, field(1, text(1, name), text(3, value)), number(3, overwrite))
+	return field(1, field(1, field(1, []byte(name)), field(3, []byte(value))), number(3, overwrite))
 }
 
 // picked answers headers or a buffered body with a pick and its fallbacks, the same in a header and in the metadata.
@@ -60,9 +58,9 @@ func picked(kind protowire.Number, a *warmpathv1.ChooseReplicaResponse) answer {
 	}
 	const clearRouteCache = 5
 	common := field(1, field(2, mutation), number(clearRouteCache, 1))
-	inside := field(5, field(1, text(1, destination), field(2, text(3, all)))) // a Value that is a Struct
-	metadata := field(8, field(1, text(1, namespace), field(2, inside)))
-	return append(answerTo(kind, common), mem.SliceBuffer(metadata))
+	inside := field(5, field(1, field(1, []byte(destination)), field(2, field(3, []byte(all))))) // a Value that is a Struct
+	metadata := field(8, field(1, field(1, []byte(namespace)), field(2, inside)))
+	return answer{mem.SliceBuffer(append(field(kind-1, common), metadata...))}
 }
 
 // echo answers a message in the mode FULL_DUPLEX_STREAMED with a chunk of its body, which is not copied.
@@ -104,5 +102,5 @@ func refusal(err error, isGRPC bool) answer {
 	}
 	const immediate = 7
 	return answer{mem.SliceBuffer(field(immediate,
-		field(1, number(1, uint64(r.Code))), field(2, mutation), rest, text(5, "warmpath_"+r.Reason)))}
+		field(1, number(1, uint64(r.Code))), field(2, mutation), rest, field(5, []byte("warmpath_"+r.Reason))))}
 }

@@ -76,13 +76,6 @@ func (b *booking) servedAt(address string) {
 	}
 }
 
-// status notes the status of the response.
-func (b *booking) status(h headers) {
-	if code, found := codeOf(h); found {
-		b.code = code
-	}
-}
-
 // firstToken notes the first byte of a response's body. Of a response that failed it shows nothing.
 func (b *booking) firstToken() {
 	if b.chosen == nil || b.first > 0 || b.code != codes.OK {

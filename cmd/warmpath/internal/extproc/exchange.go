@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
-	"github.com/warmpath/warmpath/internal/protofield"
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
@@ -69,17 +68,11 @@ func (x *exchange) take(m *message) error {
 				return err
 			}
 		}
-	case responseHeaders:
-		return x.responseHeaders(m)
-	case responseBody:
-		return x.responseBody(m)
-	case responseTrailers:
-		x.booking.status(m.headers)
-		x.booking.release(x.report.end())
-	default:
-		return nil // of a kind that a later gateway has
+		return x.stream.SendMsg(answerTo(m.kind))
+	case responseHeaders, responseBody, responseTrailers:
+		return x.response(m)
 	}
-	return x.stream.SendMsg(answerTo(m.kind))
+	return nil // of a kind that a later gateway has
 }
 
 func (x *exchange) requestHeaders(m *message) error {
@@ -104,46 +97,37 @@ func (x *exchange) requestHeaders(m *message) error {
 	return x.pick(requestHeaders, !m.end)
 }
 
+// requestBody reads a chunk for the key until there is enough, and then answers the headers and passes on what was
+// read; each chunk after that is passed on at once.
 func (x *exchange) requestBody(m *message) error {
 	switch {
-	case x.requestMode == duplex:
-		return x.requestChunk(m.body, m.end)
+	case x.routed && x.requestMode == duplex:
+		return x.echo(m)
 	case x.routed:
 		return x.stream.SendMsg(answerTo(m.kind))
+	case x.requestMode != duplex: // it is all that comes
+		x.body = m.body
+		defer x.drop()
+		return x.pick(requestBody, !m.end)
 	}
-	x.body = m.body
-	defer x.drop()
-	return x.pick(requestBody, !m.end)
-}
-
-// requestChunk reads a chunk for the key until there is enough, and then answers the headers and passes on what was
-// read; each chunk after that is passed on at once.
-func (x *exchange) requestChunk(chunk []byte, end bool) error {
-	if x.routed {
-		return x.echo(requestBody, chunk, end)
-	}
-	n := min(len(chunk), x.options.MaxBody-len(x.body))
+	n := min(len(m.body), x.options.MaxBody-len(x.body))
 	if x.body == nil {
-		x.body = chunk[:n:n]
+		x.body = m.body[:n:n]
 	} else {
-		x.body = append(x.body, chunk[:n]...)
+		x.body = append(x.body, m.body[:n]...)
 	}
-	if !end && n == len(chunk) && x.hold(n) && !x.enough() {
+	_, _, whole := firstMessage(x.body)
+	enough := whole && x.method != nil // the first message of a gRPC call has all of the key
+	if !m.end && n == len(m.body) && x.hold(n) && !enough {
 		return nil
 	}
-	return x.answerHeaders(chunk[n:], end)
+	return x.answerHeaders(m.body[n:], m.end)
 }
 
 // hold counts bytes of a body that are held, unless there are as many as there may be.
 func (x *exchange) hold(n int) bool {
 	x.held += int64(n)
 	return x.Server.held.Add(int64(n)) <= x.options.MaxHeld
-}
-
-// enough reports whether what was read of the body has all of the key: the first message of a gRPC call.
-func (x *exchange) enough() bool {
-	_, whole := firstMessage(x.body)
-	return whole && x.method != nil
 }
 
 // answerHeaders picks by what was read, answers the headers, and passes the body on, with the rest of the last chunk.
@@ -155,7 +139,7 @@ func (x *exchange) answerHeaders(rest []byte, end bool) error {
 		return err
 	}
 	if len(rest) > 0 {
-		if err := x.echo(requestBody, body, false); err != nil {
+		if err := x.echo(&message{kind: requestBody, body: body}); err != nil {
 			return err
 		}
 		body = rest
@@ -163,7 +147,7 @@ func (x *exchange) answerHeaders(rest []byte, end bool) error {
 	if len(body) == 0 && !end {
 		return nil
 	}
-	return x.echo(requestBody, body, end)
+	return x.echo(&message{kind: requestBody, body: body, end: end})
 }
 
 // drop forgets the body.
@@ -188,7 +172,7 @@ func (x *exchange) reserve(cut bool) error {
 	call := endpoint.Call{Headers: x.headers.values, Body: x.body, Cut: cut, Method: x.method}
 	if call.Method != nil {
 		var whole bool
-		call.Body, whole = firstMessage(x.body)
+		call.Body, _, whole = firstMessage(x.body)
 		call.Cut = !whole
 	}
 	q, _, err := call.Question(x.sessions)
@@ -204,49 +188,46 @@ func (x *exchange) reserve(cut bool) error {
 }
 
 // echo passes a chunk on.
-func (x *exchange) echo(kind protowire.Number, chunk []byte, end bool) error {
-	for len(chunk) > maxChunk {
-		if err := x.stream.SendMsg(echo(kind, chunk[:maxChunk], false)); err != nil {
+func (x *exchange) echo(m *message) error {
+	chunk := m.body
+	for ; len(chunk) > maxChunk; chunk = chunk[maxChunk:] {
+		if err := x.stream.SendMsg(echo(m.kind, chunk[:maxChunk], false)); err != nil {
 			return err
 		}
-		chunk = chunk[maxChunk:]
 	}
-	return x.stream.SendMsg(echo(kind, chunk, end))
+	return x.stream.SendMsg(echo(m.kind, chunk, m.end))
 }
 
-func (x *exchange) responseHeaders(m *message) error {
-	v, _ := entry(m.metadata, namespace)
-	served := ""
-	if v, found := entry(v, destinationServed); found {
-		served = strings.Join(textsOf(v), "")
+// response takes a message of the response. At its end the reservation is released.
+func (x *exchange) response(m *message) error {
+	a := answerTo(m.kind)
+	switch m.kind {
+	case responseHeaders:
+		served := servedOf(m.metadata)
+		x.booking.servedAt(served)
+		x.booking.code = codeOf(m.headers, x.booking.code)
+		x.report.begin(m.headers, x.method)
+		if x.responseMode == 0 && !m.end { // the body is not sent
+			x.booking.firstToken()
+		}
+		if served != "" && x.options.ForTests {
+			a = answerTo(m.kind, field(1, field(2, set(testServed, served))))
+		}
+	case responseBody:
+		if len(m.body) > 0 {
+			x.booking.firstToken()
+			x.report.add(m.body)
+		}
+	case responseTrailers:
+		x.booking.code = codeOf(m.headers, x.booking.code)
 	}
-	x.booking.servedAt(served)
-	x.booking.status(m.headers)
-	x.report.begin(m.headers, x.method)
-	if x.responseMode == 0 && !m.end { // the body is not sent
-		x.booking.firstToken()
-	}
-	if m.end {
+	if m.end || m.kind == responseTrailers {
 		x.booking.release(x.report.end())
 	}
-	if served == "" || !x.options.ForTests {
-		return x.stream.SendMsg(answerTo(m.kind))
+	if m.kind == responseBody && x.responseMode == duplex {
+		return x.echo(m)
 	}
-	return x.stream.SendMsg(answerTo(m.kind, field(1, field(2, set(testServed, served)))))
-}
-
-func (x *exchange) responseBody(m *message) error {
-	if len(m.body) > 0 {
-		x.booking.firstToken()
-		x.report.add(m.body)
-	}
-	if m.end {
-		x.booking.release(x.report.end())
-	}
-	if x.responseMode == duplex {
-		return x.echo(m.kind, m.body, m.end)
-	}
-	return x.stream.SendMsg(answerTo(m.kind))
+	return x.stream.SendMsg(a)
 }
 
 // end gives back what the exchange holds.
@@ -268,16 +249,18 @@ func subsetOf(metadata []byte) (subset []string, restricted bool) {
 	return subset[:min(len(subset), maxSubset)], restricted
 }
 
+// servedOf returns the endpoint that has served, "" where the gateway does not report it.
+func servedOf(metadata []byte) string {
+	v, _ := entry(metadata, namespace)
+	v, _ = entry(v, destinationServed)
+	return strings.Join(textsOf(v), "")
+}
+
 // textsOf returns the strings of a google.protobuf.Value: it, or those in its list.
-func textsOf(value []byte) (all []string) {
-	protofield.Each(value, func(f protofield.Field) {
-		switch f.Number {
-		case 3:
-			all = append(all, string(f.Bytes))
-		case 6:
-			entries(f.Bytes, func(key, text []byte) { all = append(all, string(text)) })
-		}
-	})
+func textsOf(value []byte) []string {
+	at, _ := fields(value)
+	all := []string{string(at[3].Bytes)}
+	entries(at[6].Bytes, func(_, text []byte) { all = append(all, string(text)) })
 	return all
 }
 
@@ -285,23 +268,24 @@ func split(list string) []string {
 	return strings.FieldsFunc(list, func(c rune) bool { return c == ',' || c == ' ' })
 }
 
-// codeOf is the status of a response, as a gRPC status; found is false in trailers without one.
-func codeOf(h headers) (code codes.Code, found bool) {
+// codeOf is the status of a response as a gRPC status, and before where it has none.
+func codeOf(h headers, before codes.Code) codes.Code {
 	if n, err := strconv.ParseUint(h.get("grpc-status"), 10, 32); err == nil {
-		return codes.Code(n), true
+		return codes.Code(n)
 	}
-	n, err := strconv.Atoi(h.get(":status"))
-	switch {
+	switch n, _ := strconv.Atoi(h.get(":status")); {
 	case n == http.StatusTooManyRequests:
-		code = codes.ResourceExhausted
+		return codes.ResourceExhausted
 	case n == http.StatusBadGateway, n == http.StatusServiceUnavailable:
-		code = codes.Unavailable
+		return codes.Unavailable
 	case n == http.StatusGatewayTimeout:
-		code = codes.DeadlineExceeded
+		return codes.DeadlineExceeded
 	case n >= http.StatusInternalServerError:
-		code = codes.Internal
+		return codes.Internal
 	case n >= http.StatusBadRequest:
-		code = codes.InvalidArgument
+		return codes.InvalidArgument
+	case n > 0:
+		return codes.OK
 	}
-	return code, err == nil
+	return before
 }

@@ -46,6 +46,7 @@ type picker struct {
 	health healthpb.HealthClient
 	status warmpathv1.StatusServiceClient
 	*extproc.Server
+	address string
 }
 
 // startPicker starts one. wrap, if it is not nil, stands between the endpoint and the server.
@@ -73,7 +74,7 @@ func startPicker(t testing.TB, config string, o extproc.Options, wrap func(endpo
 	})
 	return &picker{
 		extprocv3.NewExternalProcessorClient(picks), healthpb.NewHealthClient(picks),
-		warmpathv1.NewStatusServiceClient(routing), e,
+		warmpathv1.NewStatusServiceClient(routing), e, picks.Target(),
 	}
 }
 

@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -54,17 +55,13 @@ const (
 
 // New returns an endpoint of a host.
 func New(host endpoint.Host, o Options) (*Server, error) {
-	if o.MaxBody == 0 {
-		o.MaxBody = 1 << 20
-	}
-	if o.MaxHeld == 0 {
-		o.MaxHeld = 64 << 20
-	}
+	o.MaxBody, o.MaxHeld = cmp.Or(o.MaxBody, 1<<20), cmp.Or(o.MaxHeld, 64<<20)
 	s := &Server{host: host, options: o}
-	var errs [2]error
-	s.sessions, errs[0] = requestkey.NewSessionKeys()
-	s.table, errs[1] = requestkey.NewTable()
-	if err := errors.Join(errs[:]...); err != nil {
+	var err error
+	if s.sessions, err = requestkey.NewSessionKeys(); err == nil {
+		s.table, err = requestkey.NewTable()
+	}
+	if err != nil {
 		return nil, err
 	}
 	s.grpc = grpc.NewServer(append(host.ServerOptions(),

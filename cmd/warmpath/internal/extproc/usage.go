@@ -9,36 +9,33 @@ import (
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
-// prefix is the length of what stands before a message in the body of a gRPC call: whether it is compressed, and its
-// length.
-const prefix = 5
-
-// firstMessage returns the first message of a gRPC body, as far as it is there; of one that is compressed nothing.
-func firstMessage(body []byte) (message []byte, whole bool) {
+// firstMessage returns the first message of a gRPC body, as far as it is there, and what follows it; of one that is
+// compressed nothing. Before it stand whether it is compressed, and its length.
+func firstMessage(body []byte) (message, rest []byte, whole bool) {
+	const prefix = 5
 	if len(body) < prefix {
-		return nil, false
+		return nil, nil, false
 	}
 	n := uint64(binary.BigEndian.Uint32(body[1:]))
 	message = body[prefix:]
 	if whole = uint64(len(message)) >= n; whole {
-		message = message[:n]
+		message, rest = message[:n], message[n:]
 	}
 	if body[0] != 0 {
 		message = nil
 	}
-	return message, whole
+	return message, rest, whole
 }
 
 // maxKept bounds what is kept of a response.
 const maxKept = 16 << 10
 
 // A usageReader reads the tokens that a response reports out of its body. Of JSON and of server-sent events the last
-// usage counts, which is searched in the last 8 KiB; of gRPC messages each is read that is no longer than maxKept.
+// usage counts, which is searched in the last 8 KiB; gRPC messages are read until one is longer than maxKept.
 type usageReader struct {
 	reads  bool               // the body can be read
 	method *requestkey.Method // of gRPC messages; nil = it is JSON or events
 	kept   []byte
-	skip   int // bytes of a message that are not read
 	usage  policy.Usage
 	found  bool
 }
@@ -71,25 +68,13 @@ func (u *usageReader) add(chunk []byte) {
 
 // addMessages reads each whole message, and keeps the beginning of the last one.
 func (u *usageReader) addMessages(chunk []byte) {
-	for len(chunk) > 0 {
-		if n := min(u.skip, len(chunk)); n > 0 {
-			u.skip, chunk = u.skip-n, chunk[n:]
-			continue
-		}
-		want := prefix
-		if len(u.kept) >= prefix {
-			want += int(binary.BigEndian.Uint32(u.kept[1:]))
-		}
-		if want > maxKept {
-			u.skip, u.kept = want-len(u.kept), u.kept[:0]
-			continue
-		}
-		n := min(want-len(u.kept), len(chunk))
-		u.kept, chunk = append(u.kept, chunk[:n]...), chunk[n:]
-		if message, whole := firstMessage(u.kept); whole {
-			u.found = u.method.Usage(&u.usage, message) || u.found
-			u.kept = u.kept[:0]
-		}
+	u.kept = append(u.kept, chunk...)
+	for message, rest, whole := firstMessage(u.kept); whole; message, rest, whole = firstMessage(u.kept) {
+		u.found = u.method.Usage(&u.usage, message) || u.found
+		u.kept = rest
+	}
+	if len(u.kept) > maxKept {
+		u.kept, u.reads = nil, false
 	}
 }
 

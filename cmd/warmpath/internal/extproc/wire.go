@@ -1,6 +1,7 @@
 package extproc
 
 import (
+	"cmp"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -63,66 +64,38 @@ type message struct {
 // read reads an encoded message, which the message aliases.
 func (m *message) read(raw []byte) error {
 	*m = message{}
-	whole := protofield.Each(raw, func(f protofield.Field) {
-		switch f.Number {
-		case requestHeaders, responseHeaders, requestBody, responseBody, requestTrailers, responseTrailers:
-			m.kind = f.Number
-			m.content(f.Bytes)
-		case 8:
-			m.metadata = f.Bytes
-		case 10:
-			m.observes = f.Value != 0
-		case 11:
-			m.config = f.Bytes
-		}
-	})
+	at, whole := fields(raw)
 	if !whole {
 		return status.Error(codes.InvalidArgument, "the message is no ProcessingRequest")
+	}
+	m.metadata, m.observes, m.config = at[8].Bytes, at[10].Value != 0, at[11].Bytes
+	for kind := requestHeaders; kind <= responseTrailers; kind++ {
+		if at[kind].Bytes == nil {
+			continue
+		}
+		m.kind = protowire.Number(kind)
+		inside, _ := fields(at[kind].Bytes)
+		if kind == requestBody || kind == responseBody {
+			m.body, m.end = inside[1].Bytes, inside[2].Value != 0
+			continue
+		}
+		m.end, m.headers = inside[3].Value != 0, make(headers, 0, 16)
+		entries(inside[1].Bytes, func(key, value []byte) { m.headers = append(m.headers, [2][]byte{key, value}) })
 	}
 	return nil
 }
 
-// content reads HttpHeaders, HttpBody or HttpTrailers.
-func (m *message) content(raw []byte) {
-	isBody := m.kind == requestBody || m.kind == responseBody
-	protofield.Each(raw, func(f protofield.Field) {
-		switch {
-		case f.Number == 1 && isBody:
-			m.body = f.Bytes
-		case f.Number == 1:
-			m.headers = make(headers, 0, 16)
-			entries(f.Bytes, func(key, value []byte) { m.headers = append(m.headers, [2][]byte{key, value}) })
-		case f.Number == 2 && isBody, f.Number == 3:
-			m.end = f.Value != 0
-		}
-	})
-}
-
 // modes are how the bodies of request and response are sent.
 func (m *message) modes() (request, response uint64) {
-	protofield.Each(m.config, func(f protofield.Field) {
-		switch f.Number {
-		case 1:
-			request = f.Value
-		case 2:
-			response = f.Value
-		}
-	})
-	return request, response
+	at, _ := fields(m.config)
+	return at[1].Value, at[2].Value
 }
 
 // headers are those of a request or a response. Their names are in lower case.
 type headers [][2][]byte
 
-// get returns the first value of a header.
-func (h headers) get(name string) string {
-	for _, v := range h {
-		if string(v[0]) == name {
-			return string(v[1])
-		}
-	}
-	return ""
-}
+// get returns the first value of a header that is not empty.
+func (h headers) get(name string) string { return cmp.Or(h.values(name)...) }
 
 // values returns the values of a header.
 func (h headers) values(name string) (all []string) {
@@ -135,31 +108,38 @@ func (h headers) values(name string) (all []string) {
 	return all
 }
 
-// entries calls do for the entries of a map, or of a list of headers, in field 1 of a message: the key is field 1, the
-// value a later one.
+// fields are the fields of a message by number, of one that comes several times the last; whole is false if it breaks
+// off.
+func fields(m []byte) (at [16]protofield.Field, whole bool) {
+	whole = protofield.Each(m, func(f protofield.Field) {
+		if int(f.Number) < len(at) {
+			at[f.Number] = f
+		}
+	})
+	return at, whole
+}
+
+// entries calls do for the entries of a map, or of a list of headers or values, in field 1 of a message: the key is
+// field 1, the value one of the next two.
 func entries(m []byte, do func(key, value []byte)) {
 	protofield.Each(m, func(f protofield.Field) {
-		if f.Number != 1 {
-			return
-		}
-		var key, value []byte
-		protofield.Each(f.Bytes, func(f protofield.Field) {
-			if f.Number == 1 {
-				key = f.Bytes
-			} else if len(f.Bytes) > 0 {
-				value = f.Bytes
+		if f.Number == 1 {
+			at, _ := fields(f.Bytes)
+			value := at[3].Bytes
+			if len(value) == 0 {
+				value = at[2].Bytes
 			}
-		})
-		do(key, value)
+			do(at[1].Bytes, value)
+		}
 	})
 }
 
-// entry returns the first value of a key.
-func entry(m []byte, name string) (first []byte, found bool) {
+// entry returns the last value of a key.
+func entry(m []byte, name string) (last []byte, found bool) {
 	entries(m, func(key, value []byte) {
-		if !found && string(key) == name {
-			first, found = value, true
+		if string(key) == name {
+			last, found = value, true
 		}
 	})
-	return first, found
+	return last, found
 }
