@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -82,6 +83,26 @@ func TestServeAndChoose(t *testing.T) {
 	cancel()
 	require.Equal(t, exitOK, <-ended, "%s", &log)
 	require.Contains(t, log.String(), "shutting down")
+}
+
+// A config in a ConfigMap is a link to a link, of which the kubelet replaces the second.
+func TestServeFollowsAConfigMap(t *testing.T) {
+	dir := t.TempDir()
+	mount := func(version, replica string) {
+		require.NoError(t, os.Mkdir(filepath.Join(dir, version), 0o700))
+		require.NoError(t, os.WriteFile(filepath.Join(dir, version, "warmpath.yaml"),
+			[]byte("listen: 127.0.0.1:0\ndeployments: {chat: {replicas: [{id: "+replica+", address: 'h:1'}]}}"), 0o600))
+		require.NoError(t, os.Symlink(version, filepath.Join(dir, "..data_tmp")))
+		require.NoError(t, os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
+	}
+	mount("..1", "a")
+	require.NoError(t, os.Symlink("..data/warmpath.yaml", filepath.Join(dir, "warmpath.yaml")))
+	at, log := servingWith(t, "--config", filepath.Join(dir, "warmpath.yaml"))
+	mount("..2", "b")
+	require.Eventually(t, func() bool {
+		_, said, _ := command(t, "choose", "--server", at, "--session", "s")
+		return strings.Contains(said, "replica     b at h:1")
+	}, 20*time.Second, 5*time.Millisecond, "%s", log)
 }
 
 // KEDA asks the server itself.
