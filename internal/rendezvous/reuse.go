@@ -11,10 +11,11 @@ import (
 // from what engines report, so that the gain of the common order is measured, not assumed.
 // The zero value is ready. Safe from any goroutine.
 //
-// mu guards length, and lets one goroutine write bits at a time. No other lock is taken under it.
+// mu guards known and length, and lets one goroutine write bits at a time. No other lock is taken under it.
 type Reuse struct {
 	bits   atomic.Uint64 // of the share, less unknownReuse, so that zero is ready
 	mu     sync.Mutex
+	known  float64 // prompts learned from
 	length float64 // mean of the prompts' own tokens, 0 before the first
 }
 
@@ -23,7 +24,9 @@ const (
 	unknownReuse = 0.3
 	// reuseStep is how far a prompt of the usual length moves the share; shorter ones
 	// move it less, since less is saved by them, and longer ones more, up to twice.
-	reuseStep = 0.05
+	// The first move it further, as if unknownReuse were learned from reusePrior before.
+	reuseStep  = 0.05
+	reusePrior = 4
 )
 
 // Share returns the share, in [0, 1].
@@ -41,7 +44,8 @@ func (u *Reuse) Learn(cached, own int) {
 		u.length = float64(own)
 	}
 	u.length += reuseStep * (float64(own) - u.length)
-	step := reuseStep * min(2, float64(own)/u.length)
+	u.known++
+	step := min(max(reuseStep, 1/(reusePrior+u.known))*min(2, float64(own)/u.length), 1)
 	was := math.Float64frombits(u.bits.Load())
 	u.bits.Store(math.Float64bits(was + step*(hit-unknownReuse-was)))
 }

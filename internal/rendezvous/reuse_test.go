@@ -14,7 +14,7 @@ func TestReuse(t *testing.T) {
 	u.Learn(10, -5)
 	assert.InDelta(t, unknownReuse, u.Share(), 1e-9, "a prompt with nothing of its own teaches nothing")
 	u.Learn(0, 100)
-	assert.InDelta(t, unknownReuse*(1-reuseStep), u.Share(), 1e-9)
+	assert.InDelta(t, unknownReuse*reusePrior/(reusePrior+1), u.Share(), 1e-9, "the first weigh more")
 	for range 1000 {
 		u.Learn(6_000, 8_000)
 	}

@@ -66,7 +66,7 @@ func (m *model) capacity(mem Member) int {
 func (m *model) book(c *call) {
 	d := c.b.Decision
 	c.w, c.id = nil, d.Replica.ID
-	c.charged = min(max(c.q.PromptTokens-d.MatchedTokens, 0), state.MaxPrefill)
+	c.charged = min(max(c.q.PromptTokens-max(d.MatchedTokens, int(d.State().Expected)), 0), state.MaxPrefill)
 	m.booked[c.id]++
 	if !slices.Contains(m.live, c) {
 		m.live = append(m.live, c)

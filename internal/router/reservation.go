@@ -25,9 +25,8 @@ type Reservation struct {
 	Decision policy.Decision
 
 	router  *Router
-	prefill int64 // tokens still charged; guarded by router.mu
-
-	held    bool // in the books; guarded by router.mu
+	prefill int32 // tokens still charged; guarded by router.mu
+	held    bool  // in the books; guarded by router.mu
 	attempt outlier.Attempt
 }
 
@@ -43,7 +42,7 @@ func (b *Reservation) PrefillDone() {
 	}
 	r.mu.Lock()
 	if b.held {
-		liveOf(b.Decision.Replica).Book.Add(-b.prefill)
+		liveOf(b.Decision.Replica).Book.Add(-int64(b.prefill))
 		b.prefill = 0
 	}
 	route := b.Decision.State().Route
@@ -106,7 +105,7 @@ func (b *Reservation) end() bool {
 	held := b.held
 	if held {
 		b.held = false
-		liveOf(b.Decision.Replica).Book.Add(-1<<state.TokenBits - b.prefill)
+		liveOf(b.Decision.Replica).Book.Add(-1<<state.TokenBits - int64(b.prefill))
 		b.router.outliers.End(&b.attempt)
 	}
 	return held

@@ -141,8 +141,8 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 	if d.Rank() >= max(d.Replica.Ranks, 1) {
 		d.SetRank(policy.AnyRank)
 	}
-	prefill := min(max(int64(q.PromptTokens)-int64(d.MatchedTokens), 0), state.MaxPrefill)
-	b.router, b.prefill, b.held = r, prefill, true
+	prefill := min(max(int64(q.PromptTokens)-int64(max(d.MatchedTokens, int(d.State().Expected))), 0), state.MaxPrefill)
+	b.router, b.prefill, b.held = r, int32(prefill), true
 	// Requests under way are work too: a replica that is given more than others is not late for it.
 	work := float64(prefill + is.Ahead + load.Overhead*(all>>state.TokenBits+1))
 	l.Book.Add(1<<state.TokenBits + prefill) // quick picks write it too

@@ -49,9 +49,10 @@ type choice struct {
 	p *affinity
 	*prepared
 	cacheview.Scope
-	slack float64 // by how much a replica's load may be above the least
-	least float64 // load of the least loaded of the pool; negative = not looked for yet
-	queue float64 // tokens not yet prefilled there, once it is looked for
+	slack    float64 // by how much a replica's load may be above the least
+	expected int     // tokens of the prompt, the shared ones too, that the chosen replica is likely to hold
+	least    float64 // load of the least loaded of the pool; negative = not looked for yet
+	queue    float64 // tokens not yet prefilled there, once it is looked for
 }
 
 // choose returns no replica where none of the pool is available.
@@ -72,6 +73,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 		expected := int(c.p.reuse.Share() * float64(c.Tokens-shared))
 		for _, p := range c.places[c.holders:] {
 			if r := c.Take(p.At); r != nil && c.within(r, expected) {
+				c.expected = shared + expected
 				return r, policy.ReasonRendezvous
 			}
 			expected = 0
@@ -157,6 +159,7 @@ func (c *choice) leastLoaded() *policy.Replica {
 // whole fleet, and what it is known to hold.
 func (c *choice) to(r *policy.Replica, why policy.Reason) policy.Decision {
 	d := policy.To(r, why)
+	d.State().Expected = int32(min(c.expected, math.MaxInt32))
 	for i, p := range c.places {
 		if c.fleet.Replicas[p.At].ID == r.ID {
 			d.MatchedTokens = c.CoveredTokens(int(p.Depth))

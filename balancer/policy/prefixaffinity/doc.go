@@ -30,7 +30,7 @@
 // expected are the prompt's own tokens that the replica holds. For the first in the
 // rendezvous order, where no replica holds any, it is the part of them that such
 // replicas have turned out to hold all the same, because other clients sent them
-// there. waiting are the requests that wait even at the least loaded: a miss delays them all.
+// there; what is expected there is not charged as load. waiting are the requests that wait even at the least loaded: a miss delays them all.
 // So a prompt waits for its cache as long as that pays, and a new prompt is
 // placed nearly by load alone. Peer load is the load that other clients put on a
 // replica, and its drift is the mean part of it that changes until it is used, learned

@@ -166,5 +166,6 @@ type Decision struct {
 	Chosen   bool     // by Choose of the policy, which may have noted it
 	Observed bool     // the policy observed the route, so it observes the end
 	Rank     int32    // one more than the rank; 0 = none was chosen
+	Expected int32    // tokens of the prompt that are likely cached, beyond what is known: they are not charged
 	Route    []uint64 // superblocks to share when the replica answers
 }
