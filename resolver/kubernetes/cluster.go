@@ -80,7 +80,7 @@ func trim(x any) (any, error) {
 
 // retry is how long after a failure client-go tries again, at most 0.75 s: an API server that is back has the fleet
 // within two seconds. client-go's own is 30 s.
-var retry = wait.Backoff{Duration: 250 * time.Millisecond, Factor: 2, Jitter: 0.5, Steps: 10, Cap: 500 * time.Millisecond}
+var retry = wait.Backoff{Duration: time.Second / 4, Factor: 2, Jitter: 0.5, Steps: 10, Cap: time.Second / 2}
 
 // follow keeps a store the same as a collection until the context ends. Lists, watches, bookmarks, 410 and tokens
 // that rotate are client-go's.
@@ -106,10 +106,9 @@ func (c *cluster) follow(ctx context.Context, what collection, store interface {
 		store.tried(err)
 		return w, err
 	}
-	silent := logr.Discard() // failures are logged by the source
-	backoff := retry
-	cache.NewReflectorWithOptions(observed, what.example, store, cache.ReflectorOptions{Logger: &silent, Backoff: &backoff}).
-		RunWithContext(klog.NewContext(ctx, silent))
+	silent, backoff := logr.Discard(), retry // failures are logged by the source
+	options := cache.ReflectorOptions{Logger: &silent, Backoff: &backoff}
+	cache.NewReflectorWithOptions(observed, what.example, store, options).RunWithContext(klog.NewContext(ctx, silent))
 }
 
 // rest returns a client for a collection, which has the types of its group alone.

@@ -62,7 +62,8 @@ func (s service) follow(ctx context.Context, c *cluster, publish func([]policy.A
 	following.Go(func() {
 		c.follow(ctx, collection{
 			group: discoveryv1.SchemeGroupVersion, types: discoveryv1.AddToScheme, resource: "endpointslices",
-			example: &discoveryv1.EndpointSlice{}, namespace: s.namespace, labels: discoveryv1.LabelServiceName + "=" + s.name,
+			example: &discoveryv1.EndpointSlice{}, namespace: s.namespace,
+			labels: discoveryv1.LabelServiceName + "=" + s.name,
 		}, slices)
 	})
 	if s.pods != "" {

@@ -62,7 +62,8 @@ func (s *source) publish(fleet []policy.Attributes, err error) {
 		s.wrong = err.Error()
 		s.cc.ReportError(err)
 		if was == "" {
-			s.log.Warn("warmpath: Kubernetes cannot be followed", "target", s.target, "replicas", len(s.fleet), "error", err)
+			s.log.Warn("warmpath: Kubernetes cannot be followed",
+				"target", s.target, "replicas", len(s.fleet), "error", err)
 		}
 	}
 }

@@ -65,7 +65,8 @@ func newUnion(s service) *union { return &union{service: s} }
 // nothing is.
 func (u *union) replicas(all []*discoveryv1.EndpointSlice, now time.Time) ([]policy.Attributes, time.Time, error) {
 	if len(all) == 0 {
-		return nil, time.Time{}, fmt.Errorf("there is no EndpointSlice of %v: it does not exist, or it has no selector", u.service)
+		err := fmt.Errorf("there is no EndpointSlice of %v: it does not exist, or it has no selector", u.service)
+		return nil, time.Time{}, err
 	}
 	found, err := u.collect(all)
 	until := u.keep(found, now)
@@ -147,14 +148,15 @@ func conditionOf(c discoveryv1.EndpointConditions) condition {
 }
 
 // keep adds the endpoints that are held, and returns when the first of these holds ends. One whose id or address
-// another endpoint has is not held: its successor is there.
+// another pod has is not held: its successor is there.
 func (u *union) keep(found map[endpointKey]*endpoint, now time.Time) (first time.Time) {
-	taken := make(map[string]bool, 2*len(found))
+	owners := make(map[string]types.UID, 2*len(found))
 	for _, x := range found {
-		taken[x.ID], taken[x.Address] = true, true
+		owners[x.ID], owners[x.Address] = x.key.uid, x.key.uid
 	}
 	for key, x := range u.known {
-		if _, ok := found[key]; ok || !x.used || x.condition != ready || taken[x.ID] || taken[x.Address] {
+		if found[key] != nil || !x.used || x.condition != ready ||
+			cmp.Or(owners[x.ID], key.uid) != key.uid || cmp.Or(owners[x.Address], key.uid) != key.uid {
 			continue
 		}
 		if x.until.IsZero() {

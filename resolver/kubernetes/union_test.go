@@ -102,6 +102,28 @@ type step struct {
 	want   []string
 }
 
+// A pod with two families of addresses is one replica, whose address does not change while a slice is away.
+func TestDualStack(t *testing.T) {
+	e := up("a", 1)
+	e.Addresses = []string{"fd00::1"}
+	six, four := slice(e), slice(up("a", 1))
+	six.AddressType = discoveryv1.AddressTypeIPv6
+	u, now := newUnion(testService), time.Time{}
+	at := func(all ...*discoveryv1.EndpointSlice) string {
+		fleet, _, err := u.replicas(all, now)
+		require.NoError(t, err)
+		require.Len(t, fleet, 1)
+		now = now.Add(hold / 2)
+		return fleet[0].Address
+	}
+	require.Equal(t, "10.0.0.1:50051", at(six, four))
+	require.Equal(t, "10.0.0.1:50051", at(six))
+	require.Equal(t, "10.0.0.1:50051", at(six, four))
+	require.Equal(t, "10.0.0.1:50051", at(six))
+	require.Equal(t, "10.0.0.1:50051", at(six))
+	require.Equal(t, "[fd00::1]:50051", at(six))
+}
+
 func TestHistories(t *testing.T) {
 	a, b, c := up("a", 1), up("b", 2), up("c", 3)
 	away := pod("b", "uid-b", 2, no, no, no)
