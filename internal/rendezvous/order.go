@@ -68,16 +68,14 @@ func First(top []Place, replicas []*policy.Replica, scores []uint64) []Place {
 	top = top[:0]
 	for i, r := range replicas {
 		at := len(top)
-		for ; at > 0; at-- {
-			if o := top[at-1].At; Before(scores[o], replicas[o], scores[i], r) {
-				break
-			}
-		}
-		if at == cap(top) {
+		if at < cap(top) {
+			top = top[:at+1]
+		} else if at--; Before(scores[top[at].At], replicas[top[at].At], scores[i], r) {
 			continue
 		}
-		top = top[:min(len(top)+1, cap(top))]
-		copy(top[at+1:], top[at:])
+		for ; at > 0 && Before(scores[i], r, scores[top[at-1].At], replicas[top[at-1].At]); at-- {
+			top[at] = top[at-1]
+		}
 		top[at] = Place{At: int32(i)}
 	}
 	return top

@@ -85,8 +85,8 @@ type Prompt struct {
 	First, Half int
 	Second      bool // the second in the order is this prompt's home, and the first is behind it
 
+	all        bool // Find looked at all blocks
 	replicas   int
-	all        bool    // Find looked at all blocks
 	generation uint64  // in which it is counted; 0 = it is not
 	looked     *[]look // the blocks that Find looked at; nil once they are counted for good
 }
