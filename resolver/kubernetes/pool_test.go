@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/admission"
 )
 
 // readPool reads an InferencePool as the API server sends it.
@@ -243,4 +244,21 @@ func TestPodsAreTrimmed(t *testing.T) {
 	all, _, _ := pods.now()
 	want := func(p *corev1.Pod) { p.Spec.NodeName = "n1" }
 	require.Equal(t, []*corev1.Pod{aPod("a", "10.0.0.1", want), aPod("b", "10.0.0.1", want)}, all)
+}
+
+// Whatever a pod declares, its replicas are such as a fleet file may have.
+func FuzzDeclared(f *testing.F) {
+	f.Add("2", "3", "m, n", "tcp://HOST:65530?topic=kv", "tcp://[::1]:1")
+	f.Add("1e400", "-1", ",", "tcp://*:5557?bind=::1", "tcp://HOST:65535")
+	f.Add("", "1024", "", "grpc:vllm", "tcp://:")
+	f.Fuzz(func(t *testing.T, weight, ranks, models, events, replay string) {
+		p := new(pool)
+		require.NoError(t, json.Unmarshal([]byte(strings.Replace(onePort, "8000}", `8000}, {"number": 8001}`, 1)), p))
+		fleet, _ := p.replicas([]*corev1.Pod{aPod("a", "10.0.0.1", annotated("warmpath.dev/weight", weight, "warmpath.dev/ranks", ranks,
+			"warmpath.dev/models", models, "warmpath.dev/kv_events", events, "warmpath.dev/kv_events_replay", replay))})
+		require.Len(t, fleet, 2)
+		for _, a := range fleet {
+			require.NoError(t, admission.Admit(&a))
+		}
+	})
 }
