@@ -12,7 +12,7 @@ import (
 // Every reason, header and state of the HTTP endpoint is on its page, and every reason in the table exists.
 func TestHTTPEndpointPage(t *testing.T) {
 	page := section(t, "docs/http-endpoint.md", "## HTTP: POST /internal/route")
-	source := readDoc(t, "internal/httpendpoint/answer.go")
+	source := readDoc(t, "internal/httpendpoint/answer.go") + readDoc(t, "internal/endpoint/refusal.go")
 	for _, m := range regexp.MustCompile(`http\.Status\w+, "(\w+)"`).FindAllStringSubmatch(source, -1) {
 		require.Contains(t, page, "| `"+m[1]+"` |")
 	}
@@ -26,7 +26,7 @@ func TestHTTPEndpointPage(t *testing.T) {
 	for _, m := range regexp.MustCompile(`json:"(\w+)`).FindAllStringSubmatch(source, -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
-	for _, m := range regexp.MustCompile(`BodyState = "(\w+)"`).FindAllStringSubmatch(handler, -1) {
+	for _, m := range regexp.MustCompile(`BodyState = "(\w+)"`).FindAllStringSubmatch(readDoc(t, "internal/endpoint/question.go"), -1) {
 		require.Contains(t, page, "`"+m[1]+"`")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -318,6 +319,7 @@ func TestQuickstartCalls(t *testing.T) {
 		require.Equal(t, strings.Count(trace, "\n"), p.Requests)
 		require.Zero(t, p.Errors, p.Policy)
 	}
+	require.Contains(t, page(t), fmt.Sprintf("sends %d calls", strings.Count(trace, "\n")))
 	require.InDelta(t, 0.20, result.Results[0].Cached, 0.05, "as on the page")
 	require.InDelta(t, 0.67, result.Results[1].Cached, 0.05, "as on the page")
 }
