@@ -44,8 +44,8 @@ func parseTarget(text string) (resolver.Builder, resolver.Target, error) {
 // resolveInterval is how often a target is resolved again.
 const resolveInterval = 30 * time.Second
 
-// A follower follows a target and asks its resolver to resolve again from time to time: gRPC's DNS resolver does so only
-// when it is asked, so it would not notice a fleet that grows. It is the channel of the resolver.
+// A follower follows a target and asks its resolver to resolve again from time to time: gRPC's DNS resolver does so
+// only when it is asked, so it would not notice a fleet that grows. It is the channel of the resolver.
 type follower struct {
 	target string
 	every  time.Duration

@@ -20,7 +20,8 @@ import (
 // decision that is not carried out.
 func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *policy.Request) {
 	p := r.Policy()
-	if c.LoadPoll == nil || b.attached.watch != nil || p.Uses&(policy.UsesLoad|policy.UsesOngoing) == 0 || p.Preview == nil {
+	loads := policy.UsesLoad | policy.UsesOngoing
+	if c.LoadPoll == nil || b.attached.watch != nil || p.Uses&loads == 0 || p.Preview == nil {
 		return nil
 	}
 	source := loadprobe.Source(c.LoadPoll.From)

@@ -4,9 +4,9 @@
 // # Rule
 //
 // Before a request reserves a replica, the client asks the one that the policy would choose now. With the answer the
-// policy chooses again, until it chooses one that has answered in the last 100 ms, or five were asked. Then those that have
-// not answered count as the mean of those that have: else a fleet with the same load everywhere would look idle where
-// it was not asked. The request waits 20 ms at most; a later answer counts for other requests.
+// policy chooses again, until it chooses one that has answered in the last 100 ms, or five were asked. Then those
+// that have not answered count as the mean of those that have: else a fleet with the same load everywhere would look
+// idle where it was not asked. The request waits 20 ms at most; a later answer counts for other requests.
 //
 // # Complexity
 //
@@ -51,8 +51,8 @@ const (
 	maxBackoff = 10 * time.Second
 )
 
-// Before asks before a replica is reserved for a request. ask asks one, and returns false where that changes nothing: its
-// last answer is fresh, or the request must not wait any longer.
+// Before asks before a replica is reserved for a request. ask asks one, and returns false where that changes nothing:
+// its last answer is fresh, or the request must not wait any longer.
 func Before(ctx context.Context, r *router.Router, q *policy.Request, ask func(*policy.Replica) bool) {
 	r.Load.SetDrift(0) // what was asked for is used at once
 	for range rounds {

@@ -26,11 +26,11 @@ var (
 // ErrModel is the error of a body whose model is not a string.
 var ErrModel = errors.New("model: it must be a string")
 
-// ReadBody fills q from the body of an OpenAI request (chat, completion, response, embedding). What the host has set stays, so
-// a session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body that ends
-// early it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand behind the
-// end, and whole is false, as it is for what is no JSON object. The prompt aliases the body. The only error is
-// [ErrModel]. Safe for concurrent use.
+// ReadBody fills q from the body of an OpenAI request (chat, completion, response, embedding). What the host has set
+// stays, so a session from a header comes before one in the body; a model "base:adapter" is left as it is. Of a body
+// that ends early it takes what there is: the prompt is then a prefix of the whole one, but for tools that stand
+// behind the end, and whole is false, as it is for what is no JSON object. The prompt aliases the body. The only
+// error is [ErrModel]. Safe for concurrent use.
 func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
 	b := readBody(raw)
 	if v := b.val("model"); len(v.b) > 0 && !v.is('"') && !v.cut {

@@ -207,9 +207,9 @@ func leastOfPool(v *view, p policy.Pool) (best *policy.Replica) {
 // draws is how often twoOfPool draws from a pool before it scans it.
 const draws = 8
 
-// twoOfPool draws two of those the pool takes. Where few draws find none, it draws in one pass over all
-// (reservoir sampling). For one request it draws the same each time, so that load which is asked for between two choices
-// decides between the same two.
+// twoOfPool draws two of those the pool takes. Where few draws find none, it draws in one pass over all (reservoir
+// sampling). For one request it draws the same each time, so that load which is asked for between two choices decides
+// between the same two.
 func twoOfPool(v *view, p policy.Pool) *policy.Replica {
 	n := len(p.Replicas)
 	var two [2]*policy.Replica

@@ -27,16 +27,15 @@
 //
 //	max(4,000 tokens, drift of the peer load) + (3 + waiting) × expected
 //
-// expected are the prompt's own tokens that the replica holds. For the first in the
-// rendezvous order, where no replica holds any, it is the part of them that such
-// replicas have turned out to hold all the same, because other clients sent them
-// there; what is expected there is not charged as load. waiting are the requests that wait even at the least loaded: a miss delays them all.
-// So a prompt waits for its cache as long as that pays, and a new prompt is
-// placed nearly by load alone. Peer load is the load that other clients put on a
-// replica, and its drift is the mean part of it that changes until it is used, learned
-// from the reports: all clients act on the same ones, so smaller differences must not
-// count. A replica that takes a spill becomes a holder, and holders are taken in the
-// rendezvous order: a hot prompt fans out along its order as its load grows, and
+// expected are the prompt's own tokens that the replica holds. For the first in the rendezvous
+// order, where no replica holds any, it is the part of them that such replicas have turned out to
+// hold all the same, because other clients sent them there; what is expected there is not charged
+// as load. waiting are the requests that wait even at the least loaded: a miss delays them all. So
+// a prompt waits for its cache as long as that pays, and a new prompt is placed nearly by load
+// alone. Peer load is the load that other clients put on a replica, and its drift is the mean part
+// of it that changes until it is used, learned from the reports: all clients act on the same ones,
+// so smaller differences must not count. A replica that takes a spill becomes a holder, and holders
+// are taken in the rendezvous order: a hot prompt fans out along its order as its load grows, and
 // comes back when the load is gone.
 //
 // A replica holds what was routed there (predicted). Where an engine or a look-aside

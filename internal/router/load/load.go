@@ -143,8 +143,8 @@ func (t *Tracker) Report(id string, report Report) {
 	}
 }
 
-// Assume has a replica that has no report which counts, where others have, count as their mean, as long as a report does,
-// and returns true; with an empty id all such replicas. O(replicas).
+// Assume has a replica that has no report which counts, where others have, count as their mean, as long as a report
+// does, and returns true; with an empty id all such replicas. O(replicas).
 func (t *Tracker) Assume(id string) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -16,5 +16,6 @@
 //
 // # Source
 //
-// The endpoint picker protocol of the Gateway API inference extension; usage as OpenAI's API and the dialects report it.
+// The endpoint picker protocol of the Gateway API inference extension; usage as OpenAI's API and the dialects report
+// it.
 package extproc

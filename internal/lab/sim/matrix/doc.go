@@ -11,11 +11,11 @@
 // program from the same arguments, is not run again: what was interrupted goes on where it stood. The same seed of a
 // cell is the same requests for all policies, and the first seed of every cell comes before the second of any.
 //
-// [Results.Markdown] prints the geometric means over the cells with 64 clients, the figures of each cell, and at the end
-// the figures in which the policies in question are worse than 1.03 × those of the best rule with the same information:
-// as many clients, the same sharing, KV events only for policies that have them. Ratios to that rule, and to the best
-// policy with one client in the cells that differ only in clients and sharing, stand beside the figures. Cells under
-// pressure are not in the geometric means: round robin does not cope with them.
+// [Results.Markdown] prints the geometric means over the cells with 64 clients, the figures of each cell, and at the
+// end the figures in which the policies in question are worse than 1.03 × those of the best rule with the same
+// information: as many clients, the same sharing, KV events only for policies that have them. Ratios to that rule,
+// and to the best policy with one client in the cells that differ only in clients and sharing, stand beside the
+// figures. Cells under pressure are not in the geometric means: round robin does not cope with them.
 //
 // # Figures
 //
