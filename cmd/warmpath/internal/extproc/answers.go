@@ -65,23 +65,16 @@ func picked(kind protowire.Number, a *warmpathv1.ChooseReplicaResponse) answer {
 
 // echo answers a message in the mode FULL_DUPLEX_STREAMED with a chunk of its body, which is not copied.
 func echo(kind protowire.Number, chunk []byte, end bool) answer {
-	var sizes [4]int // of StreamedBodyResponse, BodyMutation, CommonResponse, BodyResponse
-	sizes[0] = 1 + protowire.SizeVarint(uint64(len(chunk))) + len(chunk)
+	var inside []byte // StreamedBodyResponse, but for the chunk
 	if end {
-		sizes[0] += 2
+		inside = number(2, 1)
 	}
-	for i := range sizes[1:] {
-		sizes[i+1] = sizes[i] + 1 + protowire.SizeVarint(uint64(sizes[i]))
+	inside = protowire.AppendVarint(protowire.AppendTag(inside, 1, protowire.BytesType), uint64(len(chunk)))
+	for _, n := range [...]protowire.Number{3, 3, 1, kind - 1} { // BodyMutation, CommonResponse, BodyResponse
+		b := protowire.AppendTag(make([]byte, 0, 48), n, protowire.BytesType)
+		inside = append(protowire.AppendVarint(b, uint64(len(inside)+len(chunk))), inside...)
 	}
-	b := make([]byte, 0, 32)
-	for i, n := range [...]protowire.Number{kind - 1, 1, 3, 3} {
-		b = protowire.AppendVarint(protowire.AppendTag(b, n, protowire.BytesType), uint64(sizes[3-i]))
-	}
-	if end {
-		b = append(b, number(2, 1)...)
-	}
-	b = protowire.AppendVarint(protowire.AppendTag(b, 1, protowire.BytesType), uint64(len(chunk)))
-	return answer{mem.SliceBuffer(b), mem.SliceBuffer(chunk)}
+	return answer{mem.SliceBuffer(inside), mem.SliceBuffer(chunk)}
 }
 
 // refusal answers the client in the replica's place: 503 if no replica is eligible, 429 if all are full. A client of

@@ -76,12 +76,15 @@ func (b *booking) servedAt(address string) {
 	}
 }
 
-// firstToken notes the first byte of a response's body. Of a response that failed it shows nothing.
-func (b *booking) firstToken() {
+// firstToken notes the first byte of a response's body. Of a response that failed it shows nothing, and with its last
+// one the release is enough.
+func (b *booking) firstToken(last bool) {
 	if b.chosen == nil || b.first > 0 || b.code != codes.OK {
 		return
 	}
-	b.first = max(time.Since(b.picked), time.Microsecond)
+	if b.first = max(time.Since(b.picked), time.Microsecond); last {
+		return
+	}
 	b.live(&warmpathv1.LifeReport{
 		Reservation: b.chosen.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE,
 	})

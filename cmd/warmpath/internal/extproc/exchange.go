@@ -51,11 +51,9 @@ func (x *exchange) take(m *message) error {
 	if m.config != nil {
 		x.requestMode, x.responseMode = m.modes()
 	}
-	if m.observes {
-		return status.Error(codes.FailedPrecondition, "observability_mode: a pick has to be answered; unset it")
-	}
-	if x.requestMode >= grpcMessages || x.responseMode >= grpcMessages {
-		return status.Error(codes.FailedPrecondition, "processing_mode: use FULL_DUPLEX_STREAMED, not GRPC")
+	if m.observes || x.requestMode >= grpcMessages || x.responseMode >= grpcMessages {
+		return status.Error(codes.FailedPrecondition,
+			"processing_mode: use FULL_DUPLEX_STREAMED, not GRPC; observability_mode: unset it, a pick has to be answered")
 	}
 	switch m.kind {
 	case requestHeaders:
@@ -84,15 +82,12 @@ func (x *exchange) requestHeaders(m *message) error {
 	if list := m.headers.get(testSelection); list != "" && x.options.ForTests {
 		x.subset, x.within = split(list), true
 	}
-	switch x.requestMode {
-	case duplex: // answered with the body
-		if !m.end {
-			return nil
-		}
-	case buffered, bufferedPartial: // the body comes after the answer
-		if !m.end {
-			return x.stream.SendMsg(answerTo(m.kind))
-		}
+	switch {
+	case m.end:
+	case x.requestMode == duplex: // answered with the body
+		return nil
+	case x.requestMode == buffered, x.requestMode == bufferedPartial: // the body comes after the answer
+		return x.stream.SendMsg(answerTo(m.kind))
 	}
 	return x.pick(requestHeaders, !m.end)
 }
@@ -118,16 +113,11 @@ func (x *exchange) requestBody(m *message) error {
 	}
 	_, _, whole := firstMessage(x.body)
 	enough := whole && x.method != nil // the first message of a gRPC call has all of the key
-	if !m.end && n == len(m.body) && x.hold(n) && !enough {
+	x.held += int64(n)
+	if x.Server.held.Add(int64(n)) <= x.options.MaxHeld && n == len(m.body) && !enough && !m.end {
 		return nil
 	}
 	return x.answerHeaders(m.body[n:], m.end)
-}
-
-// hold counts bytes of a body that are held, unless there are as many as there may be.
-func (x *exchange) hold(n int) bool {
-	x.held += int64(n)
-	return x.Server.held.Add(int64(n)) <= x.options.MaxHeld
 }
 
 // answerHeaders picks by what was read, answers the headers, and passes the body on, with the rest of the last chunk.
@@ -135,17 +125,12 @@ func (x *exchange) answerHeaders(rest []byte, end bool) error {
 	body := x.body
 	err := x.pick(requestHeaders, !end || len(rest) > 0)
 	x.drop()
-	if err != nil || !x.booking.sent {
-		return err
-	}
-	if len(rest) > 0 {
-		if err := x.echo(&message{kind: requestBody, body: body}); err != nil {
-			return err
-		}
+	if err == nil && x.booking.sent && len(rest) > 0 {
+		err = x.echo(&message{kind: requestBody, body: body})
 		body = rest
 	}
-	if len(body) == 0 && !end {
-		return nil
+	if err != nil || !x.booking.sent || len(body) == 0 && !end {
+		return err
 	}
 	return x.echo(&message{kind: requestBody, body: body, end: end})
 }
@@ -207,15 +192,15 @@ func (x *exchange) response(m *message) error {
 		x.booking.servedAt(served)
 		x.booking.code = codeOf(m.headers, x.booking.code)
 		x.report.begin(m.headers, x.method)
-		if x.responseMode == 0 && !m.end { // the body is not sent
-			x.booking.firstToken()
+		if x.responseMode == 0 { // the body is not sent
+			x.booking.firstToken(m.end)
 		}
 		if served != "" && x.options.ForTests {
 			a = answerTo(m.kind, field(1, field(2, set(testServed, served))))
 		}
 	case responseBody:
 		if len(m.body) > 0 {
-			x.booking.firstToken()
+			x.booking.firstToken(m.end)
 			x.report.add(m.body)
 		}
 	case responseTrailers:
@@ -276,12 +261,10 @@ func codeOf(h headers, before codes.Code) codes.Code {
 	switch n, _ := strconv.Atoi(h.get(":status")); {
 	case n == http.StatusTooManyRequests:
 		return codes.ResourceExhausted
-	case n == http.StatusBadGateway, n == http.StatusServiceUnavailable:
-		return codes.Unavailable
 	case n == http.StatusGatewayTimeout:
 		return codes.DeadlineExceeded
 	case n >= http.StatusInternalServerError:
-		return codes.Internal
+		return codes.Unavailable
 	case n >= http.StatusBadRequest:
 		return codes.InvalidArgument
 	case n > 0:

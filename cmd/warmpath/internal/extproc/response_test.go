@@ -110,7 +110,7 @@ func TestStages(t *testing.T) {
 		"good":             {"200", "", codes.OK, true},
 		"not found":        {"404", "", codes.InvalidArgument, false},
 		"shed":             {"429", "", codes.ResourceExhausted, false},
-		"failed":           {"500", "", codes.Internal, false},
+		"failed":           {"500", "", codes.Unavailable, false},
 		"not reached":      {"503", "", codes.Unavailable, false},
 		"slow":             {"504", "", codes.DeadlineExceeded, false},
 		"gRPC":             {"200", "0", codes.OK, true},

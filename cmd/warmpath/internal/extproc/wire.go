@@ -110,7 +110,7 @@ func (h headers) values(name string) (all []string) {
 
 // fields are the fields of a message by number, of one that comes several times the last; whole is false if it breaks
 // off.
-func fields(m []byte) (at [16]protofield.Field, whole bool) {
+func fields(m []byte) (at [12]protofield.Field, whole bool) {
 	whole = protofield.Each(m, func(f protofield.Field) {
 		if int(f.Number) < len(at) {
 			at[f.Number] = f
