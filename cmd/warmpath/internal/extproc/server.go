@@ -10,9 +10,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/encoding"
-	"google.golang.org/grpc/experimental"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/mem"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
@@ -68,7 +66,6 @@ func New(host endpoint.Host, o Options) (*Server, error) {
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(16*window),
 		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}),
-		experimental.BufferPool(mem.NewTieredBufferPool(256, 4<<10, 16<<10, 32<<10, 64<<10, 1<<20)),
 	)...)
 	s.grpc.RegisterService(&grpc.ServiceDesc{ServiceName: service, Streams: []grpc.StreamDesc{
 		{StreamName: "Process", Handler: s.process, ServerStreams: true, ClientStreams: true},
