@@ -90,6 +90,9 @@ type Member struct {
 	lanes    map[lane]kvindex.Slot // of its reports; guarded by Index.mu
 }
 
+// Reported reports whether an engine or a server has reported the replica's cache.
+func (m *Member) Reported() bool { return m.reported.Load() }
+
 // lane describes what a slot holds.
 type lane struct {
 	member *Member

@@ -150,7 +150,8 @@ func (c *choice) share(k *candidate) float64 {
 }
 
 // best returns, of those that cost about the least, one that saves the most, and of these
-// the first in the rendezvous order.
+// the least loaded if no peer load drifts and engines report what they hold, so that others find the prompt
+// wherever it goes; else, and of equals, the first in the rendezvous order, which all clients share.
 func (c *choice) best() (*option, policy.Reason) {
 	// A token that must be computed delays all requests that wait, which are taken to be like this one.
 	waiting := cacheview.Waiting(c.queue, float64(c.Tokens)-c.saves)
@@ -162,7 +163,9 @@ func (c *choice) best() (*option, policy.Reason) {
 	}
 	var best *option
 	equal := 0
-	slack := max(nearTie, c.View.PeerDrift())
+	drift := c.View.PeerDrift()
+	slack := max(nearTie, drift)
+	exact := drift == 0 && !c.Stale
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {
@@ -173,7 +176,11 @@ func (c *choice) best() (*option, policy.Reason) {
 			best, equal = o, 1
 		case o.saved == best.saved:
 			equal++
-			if rendezvous.Before(o.score, o.replica, best.score, best.replica) {
+			before := rendezvous.Before(o.score, o.replica, best.score, best.replica)
+			if exact && o.load != best.load && c.fleet.Members[o.at].Reported() {
+				before = o.load < best.load
+			}
+			if before {
 				best = o
 			}
 		}

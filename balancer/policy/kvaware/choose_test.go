@@ -53,11 +53,19 @@ func TestCost(t *testing.T) {
 			},
 			place: 7, why: policy.ReasonKVCost, matched: 8000,
 		}, {
-			name: "the first of two that hold equally much",
+			name: "the less loaded of two that hold equally much",
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				report(r, at[3], 0, 0, prompt, 16)
 				policytest.Fill(t, r, at[3], 1)
+			},
+			place: 7, why: policy.ReasonKVNearTie, matched: 8000,
+		}, {
+			name: "the first of them where peer load drifts",
+			before: func(r *router.Router, at []string) {
+				report(r, at[7], 0, 0, prompt, 16)
+				report(r, at[3], 0, 0, prompt, 16)
+				r.Load.SetPeers([]load.Peer{{ID: at[3], Ongoing: 1}})
 			},
 			place: 3, why: policy.ReasonKVNearTie, matched: 8000,
 		}, {

@@ -26,9 +26,11 @@
 // rendezvous order of the prompt's distinguishing block (package rendezvous), where a
 // popular prefix has two homes. Peer load is the load that other clients put on a replica, and
 // its drift is the mean part of it that changes until it is used, learned from the reports: all
-// clients act on the same ones, and they are a little old. So clients with the same reports,
-// or with none, do not all go one way, a conversation that was moved stays where its cache
-// is, and a new turn finds its replica from any client.
+// clients act on the same ones, and they are a little old. So clients with the same reports
+// do not all go one way, a conversation that was moved stays where its cache is, and a new
+// turn finds its replica from any client. Where engines report what they hold and no peer
+// load drifts, since none is known or it was asked for, the least loaded goes before the order:
+// clients find what others sent elsewhere, and prefixes come to be where there is room.
 //
 // A request without prompt costs what is under way, and its session is the key of the
 // rendezvous order; one without either goes to the one of two at random that has fewer
