@@ -15,7 +15,8 @@
 // end the figures in which the policies in question are worse than 1.03 × those of the best rule with the same
 // information: as many clients, the same sharing, KV events only for policies that have them. Ratios to that rule,
 // and to the best policy with one client in the cells that differ only in clients and sharing, stand beside the
-// figures. Cells under pressure are not in the geometric means: round robin does not cope with them.
+// figures. Cells under pressure are not in the geometric means: round robin does not cope with them. Baselines
+// make nothing of a shared index.
 //
 // # Figures
 //
