@@ -16,7 +16,7 @@
 // information: as many clients, the same sharing, KV events only for policies that have them. Ratios to that rule,
 // and to the best policy with one client in the cells that differ only in clients and sharing, stand beside the
 // figures. Cells under pressure are not in the geometric means: round robin does not cope with them. Baselines
-// make nothing of a shared index.
+// make nothing of a shared index, round robin nothing of shared load either.
 //
 // # Figures
 //
