@@ -54,7 +54,6 @@ const (
 // Before asks before a replica is reserved for a request. ask asks one, and returns false where that changes nothing:
 // its last answer is fresh, or the request must not wait any longer.
 func Before(ctx context.Context, r *router.Router, q *policy.Request, ask func(*policy.Replica) bool) {
-	r.Load.SetDrift(0) // what was asked for is used at once
 	for range rounds {
 		var held router.Reservation
 		if r.Reserve(ctx, q, &held, router.How{Query: true}) != nil {

@@ -107,6 +107,7 @@ func TestCost(t *testing.T) {
 		}, {
 			name: "small differences in it do not",
 			before: func(r *router.Router, at []string) {
+				r.Load.SetDrift(0.75)
 				setLoads(r, at, 40_000)
 			},
 			why: policy.ReasonKVNearTie,

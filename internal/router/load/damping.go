@@ -70,13 +70,5 @@ func (h *Damping) keep() float64 {
 	return lasts * lasts
 }
 
-// unknownDrift is the drift of peer load that no Damping has seen.
-const unknownDrift = 0.75
-
 // Drift returns which part of the peer load changes from a report to its use, for [Tracker.SetDrift].
-func (h *Damping) Drift() float64 {
-	if h.old == 0 {
-		return unknownDrift
-	}
-	return 1 - h.keep()
-}
+func (h *Damping) Drift() float64 { return 1 - h.keep() }

@@ -53,9 +53,7 @@ type replica struct {
 // New returns a Tracker of an empty fleet. now is the clock; reporting is called when reports begin to count and when
 // none does any more, with the Tracker's lock held.
 func New(now func() time.Time, reporting func(bool)) *Tracker {
-	t := &Tracker{now: now, reporting: reporting}
-	t.SetDrift(unknownDrift)
-	return t
+	return &Tracker{now: now, reporting: reporting}
 }
 
 // SetFleet replaces the replicas. Those that stay keep their load and their rate. O(replicas).
@@ -204,7 +202,7 @@ func (t *Tracker) Of(r *state.Replica, book int64) float64 {
 	return tokens * math.Float64frombits(r.InvRate.Load())
 }
 
-// SetDrift sets which part of the peer load changes from a report to its use: [Damping.Drift].
+// SetDrift sets which part of the peer load changes from a report to its use, [Damping.Drift]; 0 until then.
 func (t *Tracker) SetDrift(part float64) { t.drift.Store(math.Float64bits(part)) }
 
 // Drift returns how much of the peer load of the fleet changes until it is used, in tokens, whatever the replicas'
