@@ -65,6 +65,7 @@ func TestCost(t *testing.T) {
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				report(r, at[3], 0, 0, prompt, 16)
+				r.Load.SetDrift(0.1)
 				r.Load.SetPeers([]load.Peer{{ID: at[3], Ongoing: 1}})
 			},
 			place: 3, why: policy.ReasonKVNearTie, matched: 8000,
