@@ -16,10 +16,10 @@ import (
 
 // flight is a request under way.
 type flight struct {
-	req     policy.Request
-	booking router.Reservation
-	router  *router.Router
-	sample  *drive.Sample
+	req         policy.Request
+	reservation router.Reservation
+	router      *router.Router
+	sample      *drive.Sample
 }
 
 // client is the Router that a request comes to.
@@ -51,7 +51,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	}
 	r.poll(ctx, f)
 	var ticket router.Ticket
-	err := f.router.Reserve(ctx, &f.req, &f.booking, router.How{Ticket: &ticket})
+	err := f.router.Reserve(ctx, &f.req, &f.reservation, router.How{Ticket: &ticket})
 	router.DropPrompt(&f.req)
 	switch err {
 	case nil:
@@ -65,7 +65,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 
 // submit gives a request to the engine that was picked.
 func (r *run) submit(f *flight, work enginesim.Request) {
-	d, s := &f.booking.Decision, f.sample
+	d, s := &f.reservation.Decision, f.sample
 	s.Waited = r.now - s.At
 	s.Replica, s.Reason = d.Replica.ID, d.Reason
 	m := r.byID[d.Replica.ID]
@@ -75,7 +75,7 @@ func (r *run) submit(f *flight, work enginesim.Request) {
 	}
 	work.Data = f
 	if _, err := e.Submit(r.now, work); err != nil {
-		f.booking.Release()
+		f.reservation.Release()
 		f.router.Complete(&f.req, *d, policy.Outcome{Err: err, Sent: true, Usage: policy.NoUsage})
 		r.fail(s, err)
 		r.serve()
@@ -100,7 +100,7 @@ func (r *run) step(at time.Duration, m *machine) error {
 		}
 		f := ev.Seq.Request().Data.(*flight)
 		if ev.Index == 0 {
-			f.booking.PrefillDone()
+			f.reservation.PrefillDone()
 		}
 		if ev.Done {
 			if err := r.end(f, ev.Seq); err != nil {
@@ -133,8 +133,8 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 			}
 		}
 	}
-	f.booking.Release()
-	f.router.Complete(&f.req, f.booking.Decision, policy.Outcome{
+	f.reservation.Release()
+	f.router.Complete(&f.req, f.reservation.Decision, policy.Outcome{
 		Sent: true, FirstMessage: res.TTFT(),
 		Usage: policy.Usage{PromptTokens: s.Prompt, OutputTokens: s.Output, CachedTokens: s.Cached},
 	})

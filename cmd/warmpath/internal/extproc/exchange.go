@@ -42,8 +42,8 @@ type exchange struct {
 	held    int64              // its part of Server.held
 	routed  bool               // the question has been answered
 
-	booking booking
-	report  usageReader
+	reservation reservation
+	report      usageReader
 }
 
 // take answers one message of the gateway.
@@ -62,7 +62,7 @@ func (x *exchange) take(m *message) error {
 		return x.requestBody(m)
 	case requestTrailers:
 		if !x.routed && x.requestMode == duplex {
-			if err := x.answerHeaders(nil, false); err != nil || !x.booking.sent {
+			if err := x.answerHeaders(nil, false); err != nil || !x.reservation.sent {
 				return err
 			}
 		}
@@ -125,11 +125,11 @@ func (x *exchange) answerHeaders(rest []byte, end bool) error {
 	body := x.body
 	err := x.pick(requestHeaders, !end || len(rest) > 0)
 	x.drop()
-	if err == nil && x.booking.sent && len(rest) > 0 {
+	if err == nil && x.reservation.sent && len(rest) > 0 {
 		err = x.echo(&message{kind: requestBody, body: body})
 		body = rest
 	}
-	if err != nil || !x.booking.sent || len(body) == 0 && !end {
+	if err != nil || !x.reservation.sent || len(body) == 0 && !end {
 		return err
 	}
 	return x.echo(&message{kind: requestBody, body: body, end: end})
@@ -148,8 +148,8 @@ func (x *exchange) pick(kind protowire.Number, cut bool) error {
 	if err := x.reserve(cut); err != nil {
 		return x.stream.SendMsg(refusal(err, x.method != nil))
 	}
-	x.booking.sent = true
-	return x.stream.SendMsg(picked(kind, x.booking.chosen))
+	x.reservation.sent = true
+	return x.stream.SendMsg(picked(kind, x.reservation.chosen))
 }
 
 // reserve asks for a replica. Its error is a status.
@@ -169,7 +169,7 @@ func (x *exchange) reserve(cut bool) error {
 	}
 	q.Deployment, q.Allowed = x.options.Deployment, x.subset
 	q.Traceparent = x.headers.get("traceparent")
-	return x.booking.reserve(call.Context(x.stream.Context()), q)
+	return x.reservation.reserve(call.Context(x.stream.Context()), q)
 }
 
 // echo passes a chunk on.
@@ -189,25 +189,25 @@ func (x *exchange) response(m *message) error {
 	switch m.kind {
 	case responseHeaders:
 		served := servedOf(m.metadata)
-		x.booking.servedAt(served)
-		x.booking.code = codeOf(m.headers, x.booking.code)
+		x.reservation.servedAt(served)
+		x.reservation.code = codeOf(m.headers, x.reservation.code)
 		x.report.begin(m.headers, x.method)
 		if x.responseMode == 0 { // the body is not sent
-			x.booking.firstToken(m.end)
+			x.reservation.firstToken(m.end)
 		}
 		if served != "" && x.options.ForTests {
 			a = answerTo(m.kind, field(1, field(2, set(testServed, served))))
 		}
 	case responseBody:
 		if len(m.body) > 0 {
-			x.booking.firstToken(m.end)
+			x.reservation.firstToken(m.end)
 			x.report.add(m.body)
 		}
 	case responseTrailers:
-		x.booking.code = codeOf(m.headers, x.booking.code)
+		x.reservation.code = codeOf(m.headers, x.reservation.code)
 	}
 	if m.end || m.kind == responseTrailers {
-		x.booking.release(x.report.end())
+		x.reservation.release(x.report.end())
 	}
 	if m.kind == responseBody && x.responseMode == duplex {
 		return x.echo(m)
@@ -218,7 +218,7 @@ func (x *exchange) response(m *message) error {
 // end gives back what the exchange holds.
 func (x *exchange) end() {
 	x.drop()
-	x.booking.broke(x.report.end())
+	x.reservation.broke(x.report.end())
 }
 
 // maxSubset is how many endpoints a question may allow. A pick among the first ones is one of all.

@@ -106,7 +106,7 @@ func (s *Server) process(_ any, stream grpc.ServerStream) error {
 
 	grow(0)
 	x := &exchange{Server: s, stream: stream, requestMode: duplex, responseMode: duplex}
-	x.booking = booking{host: s.host, ctx: stream.Context()}
+	x.reservation = reservation{host: s.host, ctx: stream.Context()}
 	defer x.end()
 	var m message
 	for {

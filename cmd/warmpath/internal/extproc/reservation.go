@@ -13,9 +13,9 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A booking is the reservation of one request, with what is learned of its outcome. The goroutine of its exchange uses
+// A reservation is a request's, with what is learned of its outcome. The goroutine of its exchange uses
 // it.
-type booking struct {
+type reservation struct {
 	host endpoint.Host
 	ctx  context.Context // of the stream
 
@@ -31,7 +31,7 @@ type booking struct {
 }
 
 // reserve reserves a replica. Its error is a status.
-func (b *booking) reserve(ctx context.Context, q *warmpathv1.ChooseReplicaRequest) (err error) {
+func (b *reservation) reserve(ctx context.Context, q *warmpathv1.ChooseReplicaRequest) (err error) {
 	q.Mode, q.Attempt = warmpathv1.PickMode_PICK_MODE_RESERVE, rand.Uint64()
 	b.picked = time.Now()
 	if b.chosen, err = b.host.ChooseReplica(ctx, q); err != nil {
@@ -54,13 +54,13 @@ func (b *booking) reserve(ctx context.Context, q *warmpathv1.ChooseReplicaReques
 }
 
 // live reports a stage of a reservation. It returns false if there is no such reservation.
-func (b *booking) live(r *warmpathv1.LifeReport) bool {
+func (b *reservation) live(r *warmpathv1.LifeReport) bool {
 	a, err := b.host.ReportLife(b.ctx, &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{r}})
 	return err == nil && len(a.GetUnknown()) == 0
 }
 
 // servedAt moves the reservation to the replica that has served, if that is a fallback: the pick has failed then.
-func (b *booking) servedAt(address string) {
+func (b *reservation) servedAt(address string) {
 	if b.chosen == nil || address == "" || address == b.chosen.GetReplica().GetAddress() {
 		return
 	}
@@ -78,7 +78,7 @@ func (b *booking) servedAt(address string) {
 
 // firstToken notes the first byte of a response's body. Of a response that failed it shows nothing, and with its last
 // one the release is enough.
-func (b *booking) firstToken(last bool) {
+func (b *reservation) firstToken(last bool) {
 	if b.chosen == nil || b.first > 0 || b.code != codes.OK {
 		return
 	}
@@ -91,13 +91,13 @@ func (b *booking) firstToken(last bool) {
 }
 
 // broke releases a reservation whose response has not come to its end.
-func (b *booking) broke(u *policy.Usage) {
+func (b *reservation) broke(u *policy.Usage) {
 	b.code = codes.Canceled
 	b.release(u)
 }
 
 // release releases the reservation, once, with its outcome.
-func (b *booking) release(u *policy.Usage) {
+func (b *reservation) release(u *policy.Usage) {
 	if b.chosen == nil {
 		return
 	}
