@@ -14,7 +14,7 @@ import (
 // The first message ends the prefill, also where the application looked at the header before.
 func TestFirstMessageAfterHeader(t *testing.T) {
 	for _, header := range []bool{false, true} {
-		set, cc, router, claim := bound(t, "{}")
+		set, cc, router, claim := bound(t, `{"policy":{"kv_aware":{}}}`)
 		queued := func() (n int) {
 			for _, r := range router.View().Replicas() {
 				n += r.QueuedTokens()

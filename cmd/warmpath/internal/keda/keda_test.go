@@ -75,7 +75,7 @@ const two = `
 load_interval: 10ms
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     max_ongoing_requests: 1
     replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]
 `
