@@ -111,7 +111,7 @@ func TestReservationFollowsTheCall(t *testing.T) {
 			}
 		}
 	}
-	deployment := centralised(`{prefix_cache_affinity: {}}`, rs)
+	deployment := centralised(`{kv_aware: {}}`, rs)
 	at, _ := lookasideWith(t, "", deployment)
 	cc := dial(t, "warmpath://"+at+"/")
 	connected(t, cc, rs)
