@@ -21,7 +21,7 @@ const (
 	ReasonRendezvousSpill Reason = "rendezvous_spill" // later in the rendezvous order: the ones before are loaded or full
 	ReasonLeastLoaded     Reason = "least_loaded"     // least load
 	ReasonKVCost          Reason = "kv_cost"          // least cost, or the most cached among about equal costs
-	ReasonKVNearTie       Reason = "kv_near_tie"      // first in the rendezvous order of several that cost and hold about as much
+	ReasonKVNearTie       Reason = "kv_near_tie"      // least loaded, or first in rendezvous order, of several as good
 	ReasonPinned          Reason = "pinned"           // the caller named it
 	ReasonReserved        Reason = "reserved"         // by an earlier reservation
 	ReasonCentral         Reason = "central"          // the look-aside server decided

@@ -19,8 +19,7 @@ const (
 	uncachedWeight = 3
 	// nearTie is by how many tokens a cost may be above the least and still counts as equal to
 	// it; the drift of the peer load, where that is more. Among equals what is cached decides, then
-	// the rendezvous order, which keeps many clients with the same news from all going one way:
-	// docs/routing-quality.md, row "near ties".
+	// the least load or the rendezvous order, see best: docs/routing-quality.md, row "near ties".
 	nearTie = 4000
 )
 

@@ -88,10 +88,11 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 func (c *choice) within(r *policy.Replica, expected int) bool {
 	cached := float64(max(expected, 0))
 	over := c.View.Load(r) - c.slack - reuseWeight*cached
-	if over <= 0 || over <= c.leastLoad() {
+	if over <= 0 {
 		return true
 	}
-	return over <= c.leastLoad()+cacheview.Waiting(c.queue, float64(c.Tokens)-cached)*cached
+	least := c.leastLoad()
+	return over <= least+cacheview.Waiting(c.queue, float64(c.Tokens)-cached)*cached
 }
 
 // leastLoad returns the load of the least loaded that is available in the pool, or in

@@ -103,7 +103,6 @@ func (s *Server) Close() {
 
 // process serves one stream.
 func (s *Server) process(_ any, stream grpc.ServerStream) error {
-
 	grow(0)
 	x := &exchange{Server: s, stream: stream, requestMode: duplex, responseMode: duplex}
 	x.reservation = reservation{host: s.host, ctx: stream.Context()}
