@@ -1,11 +1,8 @@
 package deploy
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"os"
@@ -15,7 +12,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -361,37 +357,6 @@ func replaced(args []string, from, to string) (all []string) {
 	return all
 }
 
-// A process runs the command until the test ends.
-type process struct {
-	transcript // of both outputs
-
-	out  transcript // standard output
-	ctx  context.Context
-	cmd  *exec.Cmd
-	wait func() error
-}
-
-// run runs the command, for the holder of a token of the cluster.
-func (c *cluster) run(t *testing.T, args []string, token string) *process {
-	t.Helper()
-	ctx, stop := context.WithCancel(context.Background())
-	p := &process{ctx: ctx, cmd: exec.CommandContext(ctx, build(t), args...)}
-	p.cmd.Stdout, p.cmd.Stderr, p.wait = io.MultiWriter(&p.out, p), p, sync.OnceValue(p.cmd.Wait)
-	if token != "" {
-		kubeconfig, err := c.Kubeconfig(write(t, "token", token), namespace)
-		require.NoError(t, err)
-		p.cmd.Env = append(p.cmd.Environ(), "KUBECONFIG="+write(t, "kubeconfig", string(kubeconfig)))
-	}
-	require.NoError(t, p.cmd.Start())
-	t.Cleanup(func() { stop(); _ = p.wait() })
-	return p
-}
-
-func (p *process) until(t *testing.T, what func() bool) {
-	t.Helper()
-	require.Eventually(t, what, 30*time.Second, 50*time.Millisecond, "%v", p)
-}
-
 // A served process is a look-aside server.
 type served struct {
 	*process
@@ -466,24 +431,6 @@ func (c *cluster) rules(t *testing.T, token, in string) (all []string) {
 	}
 	slices.Sort(all)
 	return slices.Compact(all)
-}
-
-// transcript is what a process that still runs has written.
-type transcript struct {
-	mu   sync.Mutex // guards text
-	text bytes.Buffer
-}
-
-func (s *transcript) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(p)
-}
-
-func (s *transcript) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
 }
 
 // slice is what Kubernetes writes of the Service "engines" with pods that are ready. ip is that of all pods, or, with a
