@@ -41,6 +41,7 @@ type lease struct {
 	ends      time.Time
 	place     int  // in the queue; -1 = the pick is being made, or the lease is over
 	prefilled bool // the prompt no longer counts
+	waits     bool // the pick waits for room
 	learns    bool // the policy learns the outcome
 
 	replica     uint32 // its number
@@ -106,7 +107,7 @@ func (l *leases) limit(n int) {
 }
 
 // begin makes room for a lease. If one of this name exists or is being made, that one is returned.
-func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
+func (l *leases) begin(name leaseName, waits bool) (x *lease, repeated bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch x := l.byName[name]; {
@@ -119,7 +120,7 @@ func (l *leases) begin(name leaseName) (x *lease, repeated bool, err error) {
 	case !take(&name.by.held, name.by.rules.Load().maxHeld):
 		return nil, false, errPrincipalLeases
 	}
-	x = &lease{name: name, place: -1}
+	x = &lease{name: name, waits: waits, place: -1}
 	l.count++
 	if name.request != "" {
 		l.byName[name] = x
@@ -194,14 +195,14 @@ func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err 
 	}
 }
 
-// again is the answer to the first call of the lease's name, once it is made; waits = wait for it until the context
-// ends.
+// again is the answer to the first call of the lease's name, once it is made. A call that does not wait for room fails
+// where the first call may be waiting for it.
 func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplicaResponse, error) {
 	select {
 	case <-x.made:
 	default:
-		if !waits {
-			return nil, router.ErrFull // the first call waits for room
+		if x.waits && !waits {
+			return nil, router.ErrFull
 		}
 		select {
 		case <-x.made:
