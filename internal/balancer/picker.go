@@ -154,10 +154,15 @@ func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
 	}
 	health, reserved := rt.Outlier(rep), rt.Quick()
 	q := &quick{rt, rep, func(i balancer.DoneInfo) {
-		call.EndedQuick(reserved, rep, i)
-		if i.Err != nil || i.BytesReceived && health.Suspected() {
-			reserved.Ended(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
+		if i.Err == nil {
+			reserved.Release(rep)
+			if !i.BytesReceived || !health.Suspected() {
+				return
+			}
+		} else {
+			call.FailedQuick(reserved, rep, i)
 		}
+		reserved.Ended(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
 	}}
 	h.quick.Store(q)
 	return q

@@ -262,8 +262,9 @@ func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy
 	}
 }
 
-// EndedQuick ends a quick reservation, and gives the Router what the replica reported if it refused.
-func EndedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo) {
+// FailedQuick ends the quick reservation of a failed attempt, and gives the Router what the replica reported if it
+// refused.
+func FailedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo) {
 	if report, ok := refusal(done); ok {
 		r.Refused(replica, report)
 		return

@@ -80,7 +80,7 @@ func TestReported(t *testing.T) {
 			r.Fleet.Connect()
 			quick, _, ok := r.Quick().Pick(new(policy.Request))
 			require.True(t, ok)
-			EndedQuick(r.Quick(), quick, done)
+			FailedQuick(r.Quick(), quick, done)
 			require.Equal(t, c.refused, quick.Full())
 			require.Zero(t, quick.Ongoing())
 		})
