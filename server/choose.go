@@ -208,7 +208,7 @@ func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x 
 // picked counts a decision.
 func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time) {
 	decision, name := &x.reservation.Decision, h.policy()
-	k.tally.decided(name, decision.Reason)
+	k.tally.decided(name, &x.q, decision)
 	if decision.Reason == policy.ReasonNoKey {
 		h.warnNoKey.Do(func() { k.warnNoKey(name) })
 	}

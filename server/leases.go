@@ -380,6 +380,7 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 		if x != nil {
 			o := outcome(r.GetOutcome())
 			x.release(o)
+			k.tally.used(&x.q, &x.reservation.Decision, o.Usage)
 			k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, &x.reservation.Decision, &o)
 		}
 		return x != nil

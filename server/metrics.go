@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -106,9 +107,11 @@ func (d *deployment) watching() int64 {
 
 // tally has the counts of a deployment since it was added. Safe for use by many goroutines.
 type tally struct {
-	mu        sync.Mutex // guards decisions and failures
+	mu        sync.Mutex // guards what follows, but for the atomics
 	decisions map[decided]uint64
 	failures  map[codes.Code]uint64 // failed picks
+	cached    cachedTokens
+	shadow    shadowCounts
 
 	registrationsExpired atomic.Int64
 	sentBytes            atomic.Int64 // to watchers
@@ -120,20 +123,74 @@ type decided struct {
 	reason policy.Reason
 }
 
+// cachedTokens are the sums over the requests whose end was reported with usage.
+type cachedTokens struct{ prompt, predicted, measured uint64 }
+
+// shadowCounts are the sums over the decisions of one shadow policy.
+type shadowCounts struct {
+	policy                                string
+	decisions, differing, matched, actual uint64
+}
+
 // maxKinds bounds the kinds of decisions: a custom policy has its own reasons.
 const (
 	maxKinds    = 256
 	otherReason = policy.Reason("other")
 )
 
-func (t *tally) decided(policyName string, reason policy.Reason) {
-	k := decided{policyName, reason}
+func (t *tally) decided(policyName string, q *policy.Request, d *policy.Decision) {
+	k := decided{policyName, d.Reason}
+	shadow, other, actual, shadowed := router.Shadow(q)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.decisions[k] == 0 && len(t.decisions) >= maxKinds {
 		k.reason = otherReason
 	}
 	t.decisions[k]++
+	if !shadowed {
+		return
+	}
+	if t.shadow.policy != shadow {
+		t.shadow = shadowCounts{policy: shadow}
+	}
+	t.shadow.decisions++
+	if other.Replica != d.Replica {
+		t.shadow.differing++
+	}
+	t.shadow.matched += uint64(other.MatchedTokens)
+	t.shadow.actual += uint64(actual)
+}
+
+// used counts the usage of a request whose end was reported, if the report has it.
+func (t *tally) used(q *policy.Request, d *policy.Decision, u policy.Usage) {
+	if u.CachedTokens < 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.cached.prompt += uint64(max(u.PromptTokens, q.PromptTokens))
+	t.cached.predicted += uint64(d.MatchedTokens)
+	t.cached.measured += uint64(u.CachedTokens)
+}
+
+// caches returns what was predicted and measured, each nil where there is nothing. shadow is the name of the shadow
+// policy.
+func (t *tally) caches(shadow string) (c *warmpathv1.CachedTokens, s *warmpathv1.ShadowStatus) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.cached.prompt > 0 {
+		c = &warmpathv1.CachedTokens{
+			Prompt: t.cached.prompt, Predicted: t.cached.predicted, Measured: t.cached.measured,
+		}
+	}
+	if shadow == "" {
+		return c, nil
+	}
+	s = &warmpathv1.ShadowStatus{Policy: shadow}
+	if x := &t.shadow; x.policy == shadow {
+		s.Decisions, s.Differing, s.MatchedTokens, s.ActualMatchedTokens = x.decisions, x.differing, x.matched, x.actual
+	}
+	return c, s
 }
 
 // failed counts a failed pick.

@@ -233,6 +233,7 @@ func revealsCaches(policyName string, r policy.Reason) bool {
 func withholdStatus(a *warmpathv1.GetStatusResponse) {
 	for _, d := range a.GetDeployments() {
 		d.Index, d.BroadcastBytes, d.BroadcastMessages = nil, 0, 0
+		d.CachedTokens, d.Shadow = nil, nil
 		for _, r := range d.GetReplicas() {
 			r.Events = nil
 		}

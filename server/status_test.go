@@ -87,11 +87,54 @@ func TestStatusCountsTheBroadcast(t *testing.T) {
 	}, 10*time.Second, time.Millisecond)
 }
 
+// The status compares predicted with reported cached tokens, and the shadow policy with the one in force.
+func TestStatusCompares(t *testing.T) {
+	f := start(t, `
+deployments:
+  chat:
+    policy: {prefix_cache_affinity: {}}
+    shadow_policy: {round_robin: {}}
+    replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]
+`)
+	d := f.status(t, "chat")
+	require.Nil(t, d.GetCachedTokens())
+	require.Equal(t, "round_robin", d.GetShadow().GetPolicy())
+	require.Zero(t, d.GetShadow().GetDecisions())
+	var reserved []string
+	var predicted, matched uint64
+	for range 4 {
+		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{
+			Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Key: &warmpathv1.RequestKey{Prompt: tokens(2048)},
+		})
+		reserved = append(reserved, a.GetReservation().GetId())
+		predicted += uint64(a.GetDecision().GetMatchedTokens())
+	}
+	for i, id := range reserved {
+		o := &warmpathv1.Outcome{Sent: true, PromptTokens: new(uint32(2048)), CachedTokens: new(uint32(1000))}
+		if i == 0 {
+			o.CachedTokens = nil // it reports no usage
+		}
+		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{
+			{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED, Outcome: o}}})
+		require.NoError(t, err)
+	}
+	d = f.status(t, "chat")
+	require.EqualValues(t, 3*2048, d.GetCachedTokens().GetPrompt())
+	require.EqualValues(t, 3*1000, d.GetCachedTokens().GetMeasured())
+	require.Equal(t, predicted, d.GetCachedTokens().GetPredicted(), "the first found nothing cached")
+	require.Positive(t, predicted)
+	matched = d.GetShadow().GetMatchedTokens()
+	require.EqualValues(t, 4, d.GetShadow().GetDecisions())
+	require.EqualValues(t, 2, d.GetShadow().GetDiffering(), "round robin uses each of two replicas twice")
+	require.Equal(t, predicted, d.GetShadow().GetActualMatchedTokens())
+	require.LessOrEqual(t, matched, predicted)
+}
+
 // A custom policy that makes up a reason for each request fills no table.
 func TestDecisionsAreBounded(t *testing.T) {
 	n := tally{decisions: make(map[decided]uint64)}
 	for i := range 10 * maxKinds {
-		n.decided("p", policy.Reason(time.Duration(i).String()))
+		n.decided("p", new(policy.Request), &policy.Decision{Reason: policy.Reason(time.Duration(i).String())})
 	}
 	all, _ := n.counts()
 	require.LessOrEqual(t, len(all), maxKinds+1)

@@ -89,6 +89,8 @@ func TestTopLive(t *testing.T) {
 	look := func(life string, ms, count uint64) *warmpathv1.GetStatusResponse {
 		return &warmpathv1.GetStatusResponse{Incarnation: life, UptimeMs: ms, Deployments: []*warmpathv1.DeploymentStatus{{
 			Name: "chat", Policy: "p", Decisions: []*warmpathv1.DecisionCount{{Policy: "p", Reason: "ring", Count: count}},
+			CachedTokens: &warmpathv1.CachedTokens{Prompt: 1000, Predicted: 600, Measured: 555},
+			Shadow:       &warmpathv1.ShadowStatus{Policy: "evil\x1b", Decisions: 30, Differing: 3},
 			Replicas: []*warmpathv1.ReplicaStatus{{
 				Id: "evil\x1b[2J\n", State: "ready", Stale: true, KvTokens: 1000,
 				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, Orphaned: 7, LagUs: 1500, Problem: "events"},
@@ -109,6 +111,8 @@ func TestTopLive(t *testing.T) {
 	require.Contains(t, text, "ring 30 (10/s)")
 	require.Contains(t, text, "ring 4\n", "another life: no rate")
 	require.Contains(t, text, "asking again every 1ms")
+	require.Contains(t, text, "cached     55.5 % of the reported prompt tokens, 60.0 % predicted\n")
+	require.Contains(t, text, "shadow     evil?: 3 of 30 decisions elsewhere\n")
 	require.Regexp(t, `160 of 1000 +1 of 2 +3 +7 +1.5ms`, text)
 	require.Contains(t, text, "ready, stale")
 	require.Contains(t, text, ": ejected for 1m5s (2 principals): calls fail; not_serving (check): NOT_SERVING; events; polls\n")

@@ -66,6 +66,14 @@ func printDeployment(w io.Writer, d *warmpathv1.DeploymentStatus, p past) error 
 	if lost := lostOf(d); lost != "" {
 		fmt.Fprintf(&b, "lost       %s\n", lost)
 	}
+	if c := d.GetCachedTokens(); c != nil {
+		fmt.Fprintf(&b, "cached     %s of the reported prompt tokens, %s predicted\n",
+			part(c.GetMeasured(), c.GetPrompt()), part(c.GetPredicted(), c.GetPrompt()))
+	}
+	if x := d.GetShadow(); x != nil {
+		fmt.Fprintf(&b, "shadow     %s: %d of %s elsewhere\n", printable(x.GetPolicy()), x.GetDiffering(),
+			counted(x.GetDecisions(), "decision"))
+	}
 	if x := d.GetIndex(); x != nil {
 		fmt.Fprintf(&b, "index      %s, %s, %d evicted, %s broadcast\n", humanize.IBytes(x.GetBytes()),
 			counted(x.GetBlocks(), "block"), x.GetEvictions(), counted(x.GetSuperblocks(), "superblock"))
@@ -106,6 +114,8 @@ func decisionsOf(d *warmpathv1.DeploymentStatus, p past) string {
 	}
 	return cmp.Or(strings.Join(all, "  "), "none: clients that watch decide for themselves")
 }
+
+func part(n, of uint64) string { return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(max(of, 1))) }
 
 // lostOf describes what went wrong; empty if nothing has.
 func lostOf(d *warmpathv1.DeploymentStatus) string {

@@ -159,7 +159,11 @@ type DeploymentStatus struct {
 	BroadcastBytes    uint64 `protobuf:"varint,12,opt,name=broadcast_bytes,json=broadcastBytes,proto3" json:"broadcast_bytes,omitempty"`
 	BroadcastMessages uint64 `protobuf:"varint,13,opt,name=broadcast_messages,json=broadcastMessages,proto3" json:"broadcast_messages,omitempty"`
 	// Why grpc.health.v1 reports the deployment as NOT_SERVING; empty = it serves.
-	NotServing    string `protobuf:"bytes,14,opt,name=not_serving,json=notServing,proto3" json:"not_serving,omitempty"`
+	NotServing string `protobuf:"bytes,14,opt,name=not_serving,json=notServing,proto3" json:"not_serving,omitempty"`
+	// Absent where no end of a request was reported with usage, and for principals that are not trusted.
+	CachedTokens *CachedTokens `protobuf:"bytes,15,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// Absent without a shadow policy, and for principals that are not trusted.
+	Shadow        *ShadowStatus `protobuf:"bytes,16,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -292,6 +296,164 @@ func (x *DeploymentStatus) GetNotServing() string {
 	return ""
 }
 
+func (x *DeploymentStatus) GetCachedTokens() *CachedTokens {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return nil
+}
+
+func (x *DeploymentStatus) GetShadow() *ShadowStatus {
+	if x != nil {
+		return x.Shadow
+	}
+	return nil
+}
+
+// CachedTokens compares the prediction with what replicas report, over the requests whose end was reported with usage.
+type CachedTokens struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Prompt tokens.
+	Prompt uint64 `protobuf:"varint,1,opt,name=prompt,proto3" json:"prompt,omitempty"`
+	// Of them, those that the policy predicted to be cached.
+	Predicted uint64 `protobuf:"varint,2,opt,name=predicted,proto3" json:"predicted,omitempty"`
+	// Of them, those that the replica reported as cached.
+	Measured      uint64 `protobuf:"varint,3,opt,name=measured,proto3" json:"measured,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CachedTokens) Reset() {
+	*x = CachedTokens{}
+	mi := &file_warmpath_v1_status_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CachedTokens) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CachedTokens) ProtoMessage() {}
+
+func (x *CachedTokens) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_status_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CachedTokens.ProtoReflect.Descriptor instead.
+func (*CachedTokens) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *CachedTokens) GetPrompt() uint64 {
+	if x != nil {
+		return x.Prompt
+	}
+	return 0
+}
+
+func (x *CachedTokens) GetPredicted() uint64 {
+	if x != nil {
+		return x.Predicted
+	}
+	return 0
+}
+
+func (x *CachedTokens) GetMeasured() uint64 {
+	if x != nil {
+		return x.Measured
+	}
+	return 0
+}
+
+// ShadowStatus compares the shadow policy with the policy in force, over the decisions of both.
+type ShadowStatus struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Policy    string                 `protobuf:"bytes,1,opt,name=policy,proto3" json:"policy,omitempty"`
+	Decisions uint64                 `protobuf:"varint,2,opt,name=decisions,proto3" json:"decisions,omitempty"`
+	// Decisions for another replica.
+	Differing uint64 `protobuf:"varint,3,opt,name=differing,proto3" json:"differing,omitempty"`
+	// Prompt tokens predicted to be cached on the replica that the shadow policy would have picked.
+	MatchedTokens uint64 `protobuf:"varint,4,opt,name=matched_tokens,json=matchedTokens,proto3" json:"matched_tokens,omitempty"`
+	// Prompt tokens predicted to be cached on the replica that was picked.
+	ActualMatchedTokens uint64 `protobuf:"varint,5,opt,name=actual_matched_tokens,json=actualMatchedTokens,proto3" json:"actual_matched_tokens,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *ShadowStatus) Reset() {
+	*x = ShadowStatus{}
+	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ShadowStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ShadowStatus) ProtoMessage() {}
+
+func (x *ShadowStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ShadowStatus.ProtoReflect.Descriptor instead.
+func (*ShadowStatus) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ShadowStatus) GetPolicy() string {
+	if x != nil {
+		return x.Policy
+	}
+	return ""
+}
+
+func (x *ShadowStatus) GetDecisions() uint64 {
+	if x != nil {
+		return x.Decisions
+	}
+	return 0
+}
+
+func (x *ShadowStatus) GetDiffering() uint64 {
+	if x != nil {
+		return x.Differing
+	}
+	return 0
+}
+
+func (x *ShadowStatus) GetMatchedTokens() uint64 {
+	if x != nil {
+		return x.MatchedTokens
+	}
+	return 0
+}
+
+func (x *ShadowStatus) GetActualMatchedTokens() uint64 {
+	if x != nil {
+		return x.ActualMatchedTokens
+	}
+	return 0
+}
+
 // ReplicaStatus is the state of one replica.
 type ReplicaStatus struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -324,7 +486,7 @@ type ReplicaStatus struct {
 
 func (x *ReplicaStatus) Reset() {
 	*x = ReplicaStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[3]
+	mi := &file_warmpath_v1_status_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +498,7 @@ func (x *ReplicaStatus) String() string {
 func (*ReplicaStatus) ProtoMessage() {}
 
 func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[3]
+	mi := &file_warmpath_v1_status_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +511,7 @@ func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
 func (*ReplicaStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{3}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ReplicaStatus) GetId() string {
@@ -448,7 +610,7 @@ type HealthReport struct {
 
 func (x *HealthReport) Reset() {
 	*x = HealthReport{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	mi := &file_warmpath_v1_status_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -460,7 +622,7 @@ func (x *HealthReport) String() string {
 func (*HealthReport) ProtoMessage() {}
 
 func (x *HealthReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[4]
+	mi := &file_warmpath_v1_status_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -473,7 +635,7 @@ func (x *HealthReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReport.ProtoReflect.Descriptor instead.
 func (*HealthReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{4}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *HealthReport) GetBy() string {
@@ -535,7 +697,7 @@ type EventStatus struct {
 
 func (x *EventStatus) Reset() {
 	*x = EventStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	mi := &file_warmpath_v1_status_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +709,7 @@ func (x *EventStatus) String() string {
 func (*EventStatus) ProtoMessage() {}
 
 func (x *EventStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	mi := &file_warmpath_v1_status_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +722,7 @@ func (x *EventStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventStatus.ProtoReflect.Descriptor instead.
 func (*EventStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{5}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *EventStatus) GetConnected() uint32 {
@@ -639,7 +801,7 @@ type DecisionCount struct {
 
 func (x *DecisionCount) Reset() {
 	*x = DecisionCount{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	mi := &file_warmpath_v1_status_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +813,7 @@ func (x *DecisionCount) String() string {
 func (*DecisionCount) ProtoMessage() {}
 
 func (x *DecisionCount) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	mi := &file_warmpath_v1_status_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +826,7 @@ func (x *DecisionCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionCount.ProtoReflect.Descriptor instead.
 func (*DecisionCount) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{6}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *DecisionCount) GetPolicy() string {
@@ -700,7 +862,7 @@ type FailureCount struct {
 
 func (x *FailureCount) Reset() {
 	*x = FailureCount{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[7]
+	mi := &file_warmpath_v1_status_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -712,7 +874,7 @@ func (x *FailureCount) String() string {
 func (*FailureCount) ProtoMessage() {}
 
 func (x *FailureCount) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[7]
+	mi := &file_warmpath_v1_status_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -725,7 +887,7 @@ func (x *FailureCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FailureCount.ProtoReflect.Descriptor instead.
 func (*FailureCount) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{7}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *FailureCount) GetCode() int32 {
@@ -757,7 +919,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[8]
+	mi := &file_warmpath_v1_status_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -769,7 +931,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[8]
+	mi := &file_warmpath_v1_status_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -782,7 +944,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{8}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *IndexStatus) GetBytes() uint64 {
@@ -825,7 +987,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x11GetStatusResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x12?\n" +
-	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\xd0\x04\n" +
+	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\xc3\x05\n" +
 	"\x10DeploymentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x126\n" +
@@ -842,7 +1004,19 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x0fbroadcast_bytes\x18\f \x01(\x04R\x0ebroadcastBytes\x12-\n" +
 	"\x12broadcast_messages\x18\r \x01(\x04R\x11broadcastMessages\x12\x1f\n" +
 	"\vnot_serving\x18\x0e \x01(\tR\n" +
-	"notServing\"\xfb\x02\n" +
+	"notServing\x12>\n" +
+	"\rcached_tokens\x18\x0f \x01(\v2\x19.warmpath.v1.CachedTokensR\fcachedTokens\x121\n" +
+	"\x06shadow\x18\x10 \x01(\v2\x19.warmpath.v1.ShadowStatusR\x06shadow\"`\n" +
+	"\fCachedTokens\x12\x16\n" +
+	"\x06prompt\x18\x01 \x01(\x04R\x06prompt\x12\x1c\n" +
+	"\tpredicted\x18\x02 \x01(\x04R\tpredicted\x12\x1a\n" +
+	"\bmeasured\x18\x03 \x01(\x04R\bmeasured\"\xbd\x01\n" +
+	"\fShadowStatus\x12\x16\n" +
+	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x1c\n" +
+	"\tdecisions\x18\x02 \x01(\x04R\tdecisions\x12\x1c\n" +
+	"\tdiffering\x18\x03 \x01(\x04R\tdiffering\x12%\n" +
+	"\x0ematched_tokens\x18\x04 \x01(\x04R\rmatchedTokens\x122\n" +
+	"\x15actual_matched_tokens\x18\x05 \x01(\x04R\x13actualMatchedTokens\"\xfb\x02\n" +
 	"\rReplicaStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -901,33 +1075,37 @@ func file_warmpath_v1_status_proto_rawDescGZIP() []byte {
 	return file_warmpath_v1_status_proto_rawDescData
 }
 
-var file_warmpath_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_warmpath_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_warmpath_v1_status_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),  // 0: warmpath.v1.GetStatusRequest
 	(*GetStatusResponse)(nil), // 1: warmpath.v1.GetStatusResponse
 	(*DeploymentStatus)(nil),  // 2: warmpath.v1.DeploymentStatus
-	(*ReplicaStatus)(nil),     // 3: warmpath.v1.ReplicaStatus
-	(*HealthReport)(nil),      // 4: warmpath.v1.HealthReport
-	(*EventStatus)(nil),       // 5: warmpath.v1.EventStatus
-	(*DecisionCount)(nil),     // 6: warmpath.v1.DecisionCount
-	(*FailureCount)(nil),      // 7: warmpath.v1.FailureCount
-	(*IndexStatus)(nil),       // 8: warmpath.v1.IndexStatus
+	(*CachedTokens)(nil),      // 3: warmpath.v1.CachedTokens
+	(*ShadowStatus)(nil),      // 4: warmpath.v1.ShadowStatus
+	(*ReplicaStatus)(nil),     // 5: warmpath.v1.ReplicaStatus
+	(*HealthReport)(nil),      // 6: warmpath.v1.HealthReport
+	(*EventStatus)(nil),       // 7: warmpath.v1.EventStatus
+	(*DecisionCount)(nil),     // 8: warmpath.v1.DecisionCount
+	(*FailureCount)(nil),      // 9: warmpath.v1.FailureCount
+	(*IndexStatus)(nil),       // 10: warmpath.v1.IndexStatus
 }
 var file_warmpath_v1_status_proto_depIdxs = []int32{
-	2, // 0: warmpath.v1.GetStatusResponse.deployments:type_name -> warmpath.v1.DeploymentStatus
-	3, // 1: warmpath.v1.DeploymentStatus.replicas:type_name -> warmpath.v1.ReplicaStatus
-	6, // 2: warmpath.v1.DeploymentStatus.decisions:type_name -> warmpath.v1.DecisionCount
-	7, // 3: warmpath.v1.DeploymentStatus.failures:type_name -> warmpath.v1.FailureCount
-	8, // 4: warmpath.v1.DeploymentStatus.index:type_name -> warmpath.v1.IndexStatus
-	5, // 5: warmpath.v1.ReplicaStatus.events:type_name -> warmpath.v1.EventStatus
-	4, // 6: warmpath.v1.ReplicaStatus.health:type_name -> warmpath.v1.HealthReport
-	0, // 7: warmpath.v1.StatusService.GetStatus:input_type -> warmpath.v1.GetStatusRequest
-	1, // 8: warmpath.v1.StatusService.GetStatus:output_type -> warmpath.v1.GetStatusResponse
-	8, // [8:9] is the sub-list for method output_type
-	7, // [7:8] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	2,  // 0: warmpath.v1.GetStatusResponse.deployments:type_name -> warmpath.v1.DeploymentStatus
+	5,  // 1: warmpath.v1.DeploymentStatus.replicas:type_name -> warmpath.v1.ReplicaStatus
+	8,  // 2: warmpath.v1.DeploymentStatus.decisions:type_name -> warmpath.v1.DecisionCount
+	9,  // 3: warmpath.v1.DeploymentStatus.failures:type_name -> warmpath.v1.FailureCount
+	10, // 4: warmpath.v1.DeploymentStatus.index:type_name -> warmpath.v1.IndexStatus
+	3,  // 5: warmpath.v1.DeploymentStatus.cached_tokens:type_name -> warmpath.v1.CachedTokens
+	4,  // 6: warmpath.v1.DeploymentStatus.shadow:type_name -> warmpath.v1.ShadowStatus
+	7,  // 7: warmpath.v1.ReplicaStatus.events:type_name -> warmpath.v1.EventStatus
+	6,  // 8: warmpath.v1.ReplicaStatus.health:type_name -> warmpath.v1.HealthReport
+	0,  // 9: warmpath.v1.StatusService.GetStatus:input_type -> warmpath.v1.GetStatusRequest
+	1,  // 10: warmpath.v1.StatusService.GetStatus:output_type -> warmpath.v1.GetStatusResponse
+	10, // [10:11] is the sub-list for method output_type
+	9,  // [9:10] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_status_proto_init() }
@@ -941,7 +1119,7 @@ func file_warmpath_v1_status_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_status_proto_rawDesc), len(file_warmpath_v1_status_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
