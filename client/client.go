@@ -19,9 +19,12 @@
 // again elsewhere. Where the service config has a retryPolicy for the method, gRPC's own retries are used instead.
 //
 // Guarantees. A reservation never outlives its call: it ends with the last message,
-// with the call's context, or when an abandoned stream is found unreachable. A
-// prompt is not kept alive past the first response message. Options of gRPC and
-// of other interceptors work as without warmpath.
+// or with the call's context. A stream that the application drops before either is
+// cancelled when the garbage collector finds it, unless it is a client-streaming
+// call after CloseSend: that one goes on to its answer. So keep a stream for as long
+// as its replica shall work, also one of which only the context is used. A prompt is
+// not kept alive past the first response message. Options of gRPC and of other
+// interceptors work as without warmpath.
 package client
 
 import (

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/warmpath/warmpath/internal/call"
 	"github.com/warmpath/warmpath/internal/router/state"
@@ -93,8 +94,8 @@ type attempt struct {
 	cancel context.CancelFunc
 }
 
-// clientStream is what the application holds. Its methods keep it reachable: when it no longer is, abandon ends the
-// call.
+// clientStream is what the application holds. Its methods keep it reachable. When it no longer is, abandon ends the
+// call: gRPC by itself would keep stream, goroutine and the work of the replica for as long as the context.
 type clientStream struct{ core *core }
 
 func (s *clientStream) SendMsg(m any) error {
@@ -375,8 +376,18 @@ func (k *core) end(err error) {
 	})
 }
 
-// abandon ends a call whose stream the application dropped without reading to
-// the end or cancelling.
+// abandon ends a call whose stream the application dropped without reading to the end or cancelling. A request of
+// several messages that is complete is not cut off: its one answer is awaited, and dropped.
 func (s *clientStream) abandon() {
-	s.core.end(status.Error(codes.Canceled, "warmpath: the stream was dropped before its end"))
+	k := s.core
+	k.mu.Lock()
+	complete := k.closed && !k.desc.ServerStreams
+	k.mu.Unlock()
+	go func() { // the application's functions in Finish must not hold up other finalizers
+		if complete {
+			_ = s.RecvMsg(new(emptypb.Empty))
+			return
+		}
+		k.end(status.Error(codes.Canceled, "warmpath: the stream was dropped before its end"))
+	}()
 }

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"net"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -208,8 +209,9 @@ func TestCloseEndsAborts(t *testing.T) {
 	cc, err := client.New("warmpath:///"+l.Addr().String(), insecureOption(), client.WithConfig(`{}`), m.option)
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(deadline(t))
-	_, err = enginepb.NewVllmEngineClient(cc).Generate(ctx, generation("r"))
+	stream, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, generation("r"))
 	require.NoError(t, err)
+	defer runtime.KeepAlive(stream)
 	<-called
 	cancel()
 	<-aborting

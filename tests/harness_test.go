@@ -51,6 +51,7 @@ type replica struct {
 	unary  func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error)
 	stream func(*testpb.StreamingOutputCallRequest, grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error
 	duplex func(grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error
+	upload func(grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error
 
 	calls atomic.Int64
 }
@@ -84,6 +85,14 @@ func (r *replica) FullDuplexCall(s grpc.BidiStreamingServer[testpb.StreamingOutp
 			return err
 		}
 	}
+}
+
+func (r *replica) StreamingInputCall(s grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error {
+	r.calls.Add(1)
+	if r.upload != nil {
+		return r.upload(s)
+	}
+	return r.UnimplementedTestServiceServer.StreamingInputCall(s)
 }
 
 func answer(text string) *testpb.StreamingOutputCallResponse {

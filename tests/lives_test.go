@@ -62,6 +62,49 @@ func TestAbandonedStreams(t *testing.T) {
 	})
 }
 
+// A client-streaming call that the application drops after CloseSend goes on to its answer.
+func TestAbandonedUploadIsWhole(t *testing.T) {
+	const messages = 100
+	begin, got := make(chan struct{}), make(chan error, 1)
+	r := start(t, &replica{upload: func(s grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error {
+		<-begin
+		for range messages {
+			if _, err := s.Recv(); err != nil {
+				got <- err
+				return err
+			}
+		}
+		_, err := s.Recv()
+		got <- err
+		return s.SendAndClose(&testpb.StreamingInputCallResponse{AggregatedPayloadSize: messages})
+	}})
+	m := newMeter(t)
+	cc := dial(t, target(r), roundRobin(), m.option)
+	connected(t, cc, []*replica{r})
+	finished := make(chan error, 1)
+	func() {
+		s, err := testpb.NewTestServiceClient(cc).StreamingInputCall(context.Background(), grpc.OnFinish(func(err error) { finished <- err }))
+		require.NoError(t, err)
+		for range messages {
+			require.NoError(t, s.Send(&testpb.StreamingInputCallRequest{}))
+		}
+		require.NoError(t, s.CloseSend())
+	}()
+	for range 5 {
+		runtime.GC()
+		runtime.Gosched()
+	}
+	require.EqualValues(t, 1, m.ongoing(t), "the replica works on it")
+	close(begin)
+	require.Equal(t, io.EOF, <-got)
+	eventually(t, "the reservation ends with the answer", func() bool { return m.ongoing(t) == 0 })
+	eventually(t, "and so does the call", func() bool {
+		runtime.GC() // it may not have been found yet
+		return len(finished) == 1
+	})
+	require.NoError(t, <-finished)
+}
+
 func TestThousandStreams(t *testing.T) {
 	release := make(chan struct{})
 	rs := make([]*replica, 4)

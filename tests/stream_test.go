@@ -345,8 +345,9 @@ func TestOnFinishRunsOnce(t *testing.T) {
 		cc := dial(t, target(hang), roundRobin())
 		ctx, cancel := context.WithCancel(deadline(t))
 		done := make(chan error, 2)
-		_, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a"), grpc.OnFinish(func(err error) { done <- err }))
+		s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a"), grpc.OnFinish(func(err error) { done <- err }))
 		require.NoError(t, err)
+		defer runtime.KeepAlive(s)
 		<-open
 		cancel()
 		require.Equal(t, codes.Canceled, status.Code(<-done))
