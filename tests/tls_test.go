@@ -21,6 +21,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -68,6 +69,26 @@ func TestNamesArePerReplica(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A replica that gets another server name gets another connection; one of which something else changes keeps its own.
+func TestServerNameChanges(t *testing.T) {
+	r := start(t, &replica{unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+		md, _ := metadata.FromIncomingContext(ctx)
+		return &testpb.SimpleResponse{Username: md.Get(":authority")[0]}, nil
+	}})
+	entry := policy.Attributes{ID: "r", Address: r.addr, ServerName: "a.example"}
+	fleet, opened := newDirectory("renamed", members(entry)), &conns{}
+	cc := dial(t, fleet.Scheme()+":///x", grpc.WithResolvers(fleet), grpc.WithStatsHandler(opened), roundRobin())
+	require.Equal(t, "a.example", where(t, deadline(t), cc, ""))
+	entry.Weight = 2
+	fleet.set(members(entry))
+	require.Equal(t, "a.example", where(t, deadline(t), cc, ""))
+	require.EqualValues(t, 1, opened.begun.Load())
+	entry.ServerName = "b.example"
+	fleet.set(members(entry))
+	eventually(t, "the new name", func() bool { return where(t, deadline(t), cc, "") == "b.example" })
+	require.EqualValues(t, 2, opened.begun.Load())
 }
 
 // certificate returns one for a name, signed by ca, or by itself.

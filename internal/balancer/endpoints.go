@@ -40,6 +40,8 @@ type endpoint struct {
 	as     resolver.Endpoint // as the resolver lists it
 	child  balancer.Balancer
 	closed bool
+
+	given []resolver.Address // to the connection; of gRPC's serialised methods alone
 }
 
 // set rebuilds the list of replicas, sorted by id: the resolver's order is random. It returns the endpoints that count,
@@ -77,8 +79,12 @@ func (l *endpoints) set(b *lb, all []resolver.Endpoint) (kept, left []*endpoint)
 	return kept, left
 }
 
-// update passes an endpoint on to its connection. Called without lb.mu, by gRPC's serialised methods, as set is.
+// update passes an endpoint on to its connection, if its addresses are not those that the connection has. Called without
+// lb.mu, by gRPC's serialised methods, as set is.
 func (e *endpoint) update(s resolver.State, opts balancer.BuildOptions) error {
+	if e.child != nil && slices.EqualFunc(e.as.Addresses, e.given, resolver.Address.Equal) {
+		return nil
+	}
 	if e.child == nil {
 		var child balancer.Balancer
 		if build := balancer.Get(pickfirst.Name).Build; e.lb.endpoints.eager {
@@ -90,7 +96,7 @@ func (e *endpoint) update(s resolver.State, opts balancer.BuildOptions) error {
 		e.child = child
 		e.lb.mu.Unlock()
 	}
-	s.Endpoints = []resolver.Endpoint{e.as}
+	e.given, s.Endpoints = e.as.Addresses, []resolver.Endpoint{e.as}
 	return e.child.UpdateClientConnState(balancer.ClientConnState{ResolverState: s})
 }
 

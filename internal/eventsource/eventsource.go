@@ -155,6 +155,9 @@ func Declared(a policy.Attributes, events, replay string) policy.Attributes {
 	if a.KVEvents == "" {
 		a.KVEvents, a.KVEventsReplay = events, replay
 	}
+	if a.KVEvents == "" && a.KVEventsReplay == "" {
+		return a
+	}
 	host, port, _ := net.SplitHostPort(a.Address)
 	if strings.Contains(host, ":") {
 		host = "[" + strings.ReplaceAll(host, "%", "%25") + "]" // as in a URL

@@ -12,7 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/target"
 )
 
 var testService = service{name: "chat", namespace: "llm", port: "grpc"}
@@ -237,27 +236,6 @@ func TestShuffled(t *testing.T) {
 			fleet, _, err := u.replicas(seen, now)
 			require.NoError(t, err)
 			require.Equal(t, want, fleet, "round %d", round)
-		}
-	}
-}
-
-// BenchmarkChange is one change of a Service with 1,000 endpoints, from the bytes of a slice to the resolver's state.
-func BenchmarkChange(b *testing.B) {
-	u, all := newUnion(testService), thousand()
-	var forms [2][]byte
-	for i, isReady := range []*bool{yes, no} {
-		all[3].Endpoints[7].Conditions.Ready = isReady
-		var err error
-		forms[i], err = all[3].Marshal()
-		require.NoError(b, err)
-	}
-	b.ReportAllocs()
-	for i := 0; b.Loop(); i++ {
-		all[3] = new(discoveryv1.EndpointSlice)
-		require.NoError(b, all[3].Unmarshal(forms[i%2]))
-		fleet, _, _ := u.replicas(all, time.Time{})
-		if got := len(target.State(fleet, true).Endpoints); got != 1000-i%2 {
-			b.Fatal(got)
 		}
 	}
 }
