@@ -121,7 +121,7 @@ func manyStreams(t *testing.T, f *fixture, first *grpc.ClientConn, n int) {
 	for range n/500 - 1 {
 		conns = append(conns, f.as(t, insecure.NewCredentials(), evilToken))
 	}
-	ctx, cancel := context.WithCancel(soon(t))
+	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var refused, open sync.WaitGroup
 	var mu sync.Mutex // guards count

@@ -105,7 +105,7 @@ func listen(t testing.TB) net.Listener {
 
 // soon is a context for what takes no time.
 func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -118,7 +118,7 @@ func (f *fixture) choose(t testing.TB, r *warmpathv1.ChooseReplicaRequest) *warm
 
 // soon is a context for what takes no time.
 func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/codes"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/stats"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
@@ -115,15 +116,21 @@ func TestCausesDoNotDependOnMessages(t *testing.T) {
 // Issue 12.14: a replica whose timer is a little ahead resets the stream at the deadline: that is the deadline's.
 func TestResetAtTheDeadlineIsFinal(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
+		var end atomic.Pointer[time.Time]
 		ahead := func(f *http2.Framer, stream uint32) bool {
-			<-time.After(180 * time.Millisecond)
+			<-time.After(time.Until(end.Load().Add(-20 * time.Millisecond)))
 			return reset(http2.ErrCodeCancel)(f, stream)
 		}
 		f := newFaulty(t, ahead, 1)
-		ctx, cancel := context.WithTimeout(client.WithSession(context.Background(), f.session), 200*time.Millisecond)
-		defer cancel()
 		calls := f.good.calls.Load()
-		require.Equal(t, codes.DeadlineExceeded, status.Code(f.callWith(ctx, kind, "a")))
+		eventually(t, "a call reaches the replica before its deadline", func() bool {
+			at := time.Now().Add(200 * time.Millisecond)
+			end.Store(&at)
+			ctx, cancel := context.WithDeadline(client.WithSession(context.Background(), f.session), at)
+			defer cancel()
+			require.Equal(t, codes.DeadlineExceeded, status.Code(f.callWith(ctx, kind, "a")))
+			return f.got() > 0
+		})
 		require.EqualValues(t, 1, f.got())
 		require.Equal(t, calls, f.good.calls.Load())
 	})
@@ -166,34 +173,18 @@ func TestMethodTimeoutBoundsTheQueue(t *testing.T) {
 // Issue 12.30: and all attempts together: each gets what is left.
 func TestMethodTimeoutBoundsAllAttempts(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		const failing = 300 * time.Millisecond
-		ends := make(chan time.Time, 10)
 		var armed atomic.Bool
-		slow := func(ctx context.Context) error {
-			if !armed.Load() {
-				return nil
+		first := func() error { // the first attempt fails, wherever it is
+			if armed.CompareAndSwap(true, false) {
+				return status.Error(codes.Unavailable, "not now")
 			}
-			end, _ := ctx.Deadline()
-			ends <- end
-			if len(ends) > 1 {
-				return nil
-			}
-			<-time.After(failing)
-			return status.Error(codes.Unavailable, "not now")
+			return nil
 		}
-		rs := make([]*replica, 2)
-		for i := range rs {
-			rs[i] = start(t, &replica{
-				unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
-					return &testpb.SimpleResponse{}, slow(ctx)
-				},
-				stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
-					return slow(s.Context())
-				},
-			})
-		}
-		cc := dial(t, target(rs...), timed("30s"))
+		rs := []*replica{start(t, answering(false, first)), start(t, answering(false, first))}
+		ends := attemptEnds{}
+		cc := dial(t, target(rs...), timed("30s"), grpc.WithStatsHandler(&ends))
 		connectedExcept(t, cc, rs)
+		ends.all = nil
 		armed.Store(true)
 		var err error
 		if kind == "unary" {
@@ -202,9 +193,21 @@ func TestMethodTimeoutBoundsAllAttempts(t *testing.T) {
 			_, err = read(testpb.NewTestServiceClient(cc).StreamingOutputCall(context.Background(), prompt("a")))
 		}
 		require.NoError(t, err)
-		require.Len(t, ends, 2)
-		require.Less(t, -(<-ends).Sub(<-ends), failing/2, "the second attempt ends when the first would have")
+		require.Len(t, ends.all, 2)
+		require.Equal(t, ends.all[0], ends.all[1], "the second attempt ends when the first would have")
 	})
+}
+
+// attemptEnds keeps the deadline of each attempt of calls that come one after the other.
+type attemptEnds struct {
+	beginCounter
+	all []time.Time
+}
+
+func (a *attemptEnds) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context {
+	end, _ := ctx.Deadline()
+	a.all = append(a.all, end)
+	return ctx
 }
 
 // Issue 12.31: streams that are never tried again do not keep what they have sent.

@@ -33,8 +33,12 @@ func TestHAProxyFailsOver(t *testing.T) {
 				if first {
 					a, b = b, a
 				}
-				f := startHAProxy(t, a, b, replicas, "WARMPATH_TIMEOUT=500ms")
-				for n := range 5 {
+				timeout, posts := "20s", 5
+				if name == "frozen" {
+					timeout, posts = "2s", 2
+				}
+				f := startHAProxy(t, a, b, replicas, "WARMPATH_TIMEOUT="+timeout)
+				for n := range posts {
 					got := f.post(strings.NewReader(chat("x")), "X-Session-Id", fmt.Sprint(n))
 					require.Equal(t, http.StatusOK, got.code)
 					require.Equal(t, "ring", got.reason)

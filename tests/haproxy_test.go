@@ -113,14 +113,18 @@ func TestHAProxyWithoutAPick(t *testing.T) {
 			t.Parallel()
 			at := tt.server(t)
 			replicas := httpReplicas(t)
-			open := startHAProxy(t, at, at, replicas, "WARMPATH_TIMEOUT=250ms", "WARMPATH_FAIL_OPEN=1")
+			timeout := "WARMPATH_TIMEOUT=20s"
+			if tt.reason == "server_timeout" {
+				timeout = "WARMPATH_TIMEOUT=250ms"
+			}
+			open := startHAProxy(t, at, at, replicas, timeout, "WARMPATH_FAIL_OPEN=1")
 			for range 3 {
 				got := open.post(strings.NewReader(chat("x")))
 				require.Equal(t, http.StatusOK, got.code)
 				require.Equal(t, tt.reason, got.reason)
 			}
 			replicas = httpReplicas(t)
-			closed := startHAProxy(t, at, at, replicas, "WARMPATH_TIMEOUT=250ms")
+			closed := startHAProxy(t, at, at, replicas, timeout)
 			for range 3 {
 				got := closed.post(strings.NewReader(chat("x")))
 				require.Equal(t, http.StatusServiceUnavailable, got.code)

@@ -160,7 +160,7 @@ func dial(t testing.TB, target string, opts ...grpc.DialOption) *grpc.ClientConn
 // deadline returns a context that ends, so that a test that hangs fails.
 func deadline(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -221,7 +221,7 @@ func (m *meter) ongoing(t testing.TB) int64 { return m.sum(t, "warmpath.replica.
 // eventually polls without asserting how long it takes.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	require.Eventually(t, ok, 20*time.Second, 2*time.Millisecond, what)
+	require.Eventually(t, ok, time.Minute, 2*time.Millisecond, what)
 }
 
 // connected waits until the channel has met every replica.

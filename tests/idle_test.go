@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"fmt"
+	"io"
 	"runtime"
 	"strings"
 	"testing"
@@ -73,7 +74,9 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 			}
 			for round := range 2 {
 				sleeps(t, cc)
-				// Wake it up and wait for all: a call goes to who is connected.
+				// Wake it up, keep it awake, and wait for all: a call goes to who is connected.
+				awake, err := stub.FullDuplexCall(client.WithPin(deadline(t), rs[0].addr), grpc.WaitForReady(true))
+				require.NoError(t, err)
 				for _, r := range rs {
 					eventually(t, "connection", func() bool {
 						_, err := stub.UnaryCall(client.WithPin(deadline(t), r.addr), simple(""))
@@ -87,6 +90,9 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 					require.Equal(t, policy.ReasonPrefixMatch, d.Reason, "round %d", round)
 					require.Equal(t, home[i], d.Replica)
 				}
+				require.NoError(t, awake.CloseSend())
+				_, err = awake.Recv()
+				require.ErrorIs(t, err, io.EOF)
 			}
 			require.Zero(t, m.ongoing(t))
 			require.Positive(t, m.sum(t, "warmpath.index.bytes"), "observed through the channel's own meter")

@@ -163,17 +163,17 @@ func (r *chaosRun) one(ctx context.Context, log io.Writer, scenario chaos.Scenar
 	}
 	title := fmt.Sprintf("%s, %s, %d clients", scenario.Name, name, clients)
 	p := newProgress(log, title, 0)
-	o.Log = func(what string) { fmt.Fprintf(log, "%s: %s\n", title, what) }
+	o.Log = func(what string) { p.line("%s", what) }
 	o.Progress = p.show
 	res, err := chaos.Run(ctx, o)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", title, err)
 	}
 	for _, b := range res.Broken {
-		fmt.Fprintf(log, "%s: BROKEN: %s\n", title, b)
+		p.line("BROKEN: %s", b)
 	}
 	if res.HeldBack > 0 {
-		fmt.Fprintf(log, "%s: this machine was too busy: %d calls were not sent; lower --rate\n", title, res.HeldBack)
+		p.line("this machine was too busy: %d calls were not sent; lower --rate", res.HeldBack)
 	}
 	return res, nil
 }

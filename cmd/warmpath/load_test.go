@@ -94,7 +94,7 @@ func TestDemoInterrupted(t *testing.T) {
 // Issue 12.18: where the load was not sent on time the verdict says that the run is not valid, beside the tables, and so
 // does the exit code.
 func TestDemoThatIsNotValid(t *testing.T) {
-	args := []string{"demo", "--duration", "1s", "--policies", "round_robin", "--replicas", "1", "--clients", "1", "--speed", "3000", "--load", "0.05"}
+	args := []string{"demo", "--duration", "30ms", "--policies", "round_robin", "--replicas", "1", "--clients", "1", "--speed", "10000", "--load", "0.05"}
 	code, stdout, stderr := command(t, args...)
 	require.Equal(t, exitInvalid, code, stderr)
 	require.Contains(t, stdout, "This run is not valid: ")

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -17,6 +18,7 @@ const lineEvery = 2 * time.Second
 
 // progress shows how far a policy is: a bar on a terminal, else a line now and then.
 type progress struct {
+	mu    sync.Mutex // of writing to w
 	w     io.Writer
 	name  string
 	total int
@@ -47,9 +49,15 @@ func (p *progress) show(now drive.Progress) {
 		if p.total > 0 {
 			of = fmt.Sprintf(" of %d", p.total)
 		}
-		fmt.Fprintf(p.w, "%s: %d%s requests sent, %d answered, %d errors\n", p.name, now.Sent, of, now.Done-now.Errors,
-			now.Errors)
+		p.line("%d%s requests sent, %d answered, %d errors", now.Sent, of, now.Done-now.Errors, now.Errors)
 	}
+}
+
+// line prints one about what is measured. Goroutines may call it beside show.
+func (p *progress) line(format string, args ...any) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fmt.Fprintf(p.w, "%s: %s\n", p.name, fmt.Sprintf(format, args...))
 }
 
 // finish takes the bar away.
@@ -62,7 +70,7 @@ func (p *progress) finish() {
 // end takes the bar away and prints in one line how it went.
 func (p *progress) end(r *drive.Result, took time.Duration) {
 	p.finish()
-	fmt.Fprintf(p.w, "%s: done in %.1f s, %d errors, %.0f %% cached, first token after %.0f ms; requests were sent "+
-		"%.1f ms late in the mean, %.1f ms p99\n",
-		p.name, took.Seconds(), r.Errors, 100*r.CachedTokenRatio, r.TTFT.Mean, r.Lag.Mean, r.Lag.P99)
+	p.line("done in %.1f s, %d errors, %.0f %% cached, first token after %.0f ms; requests were sent "+
+		"%.1f ms late in the mean, %.1f ms p99",
+		took.Seconds(), r.Errors, 100*r.CachedTokenRatio, r.TTFT.Mean, r.Lag.Mean, r.Lag.P99)
 }

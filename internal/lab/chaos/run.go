@@ -49,7 +49,7 @@ type Options struct {
 	Config map[string]any
 	Dial   []grpc.DialOption
 	Seed   uint64
-	// Log is called for every step, Progress ten times a second; nil means no call.
+	// Log is called for every step, Progress ten times a second, each by a goroutine of its own; nil means no call.
 	Log      func(string)
 	Progress func(drive.Progress)
 }
