@@ -19,8 +19,8 @@ import (
 )
 
 // stream is the stream interceptor. A server-streaming call is opened by its
-// first message; other streams open at once, unless their dialect asks to be
-// deferred, and then their first message, or CloseSend, opens them.
+// first message; other streams open at once, unless their dialect or call.Defer
+// asks to be deferred, and then their first message, or CloseSend, opens them.
 func (c *channels) stream(
 	ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer,
 	opts ...grpc.CallOption,
@@ -41,7 +41,7 @@ func (c *channels) stream(
 	}
 	if desc.ClientStreams { // it is never tried again, and may be long
 		k.options.Attempts = slices.DeleteFunc(slices.Clone(k.options.Attempts), isRetryBuffer)
-		if !h.Defers(method) {
+		if !k.options.Defers && !h.Defers(method) {
 			if _, _, err := k.begin(nil, false); err != nil {
 				return nil, err
 			}
@@ -151,8 +151,8 @@ func (s *clientStream) RecvMsg(m any) error {
 	return nil
 }
 
-// Header returns the header of the first attempt that has one. Where the call ends without a header it returns
-// nothing, as gRPC does, and RecvMsg returns the status.
+// Header returns the header of the first attempt that has one, or of the one that the call ended with. Where there is
+// none it returns nothing, as gRPC does, and RecvMsg returns the status.
 func (s *clientStream) Header() (md metadata.MD, _ error) {
 	defer runtime.KeepAlive(s)
 	k := s.core
@@ -162,21 +162,25 @@ func (s *clientStream) Header() (md metadata.MD, _ error) {
 		}
 		return err
 	}, nil)
-	if err != nil {
-		return nil, nil
+	if cs := k.last(); err != nil && cs != nil {
+		md, _ = cs.Header()
 	}
 	return md, nil
 }
 
 func (s *clientStream) Trailer() metadata.MD {
 	defer runtime.KeepAlive(s)
-	s.core.mu.Lock()
-	cs := s.core.at.cs
-	s.core.mu.Unlock()
-	if cs == nil {
-		return nil
+	if cs := s.core.last(); cs != nil {
+		return cs.Trailer()
 	}
-	return cs.Trailer()
+	return nil
+}
+
+// last is the stream of the last attempt that has one, else nil.
+func (k *core) last() grpc.ClientStream {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.at.cs
 }
 
 // Context returns the context of the open stream, which settles the call on its attempt. Before, it is one

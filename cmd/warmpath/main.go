@@ -106,7 +106,7 @@ func newRoot() *cobra.Command {
 	}
 	root.CompletionOptions.DisableDefaultCmd = true
 	commands := []*cobra.Command{newDemo(), newReplay(), newExplain(), newEngine(), newVersion(), newSim(), newServe(),
-		newChoose(), newTop(), newChaos()}
+		newChoose(), newTop(), newChaos(), newProxy()}
 	names := make([]string, len(commands))
 	for i, c := range commands {
 		names[i] = c.Name()

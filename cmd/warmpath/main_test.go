@@ -18,6 +18,9 @@ import (
 const asCommand = "WARMPATH_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asReplica) != "" {
+		echoes()
+	}
 	if os.Getenv(asCommand) != "" {
 		main()
 	}

@@ -326,7 +326,11 @@ type Options struct {
 	finish   func(error)       // all OnFinish: gRPC would run them after every attempt, the application wants them once
 	codec    encoding.CodecV2  // that gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
 	chosen   bool              // an option names the codec
+	Defers   bool              // there is a Defer
 }
+
+// Defer is the option of a stream whose first message opens it, whatever its dialect asks for.
+type Defer struct{ grpc.EmptyCallOption }
 
 // OptionsOf splits the options of a call.
 func OptionsOf(opts []grpc.CallOption) Options {
@@ -342,6 +346,8 @@ func OptionsOf(opts []grpc.CallOption) Options {
 			all.codec, all.chosen = nil, true
 		case grpc.ContentSubtypeCallOption:
 			name = o.ContentSubtype
+		case Defer:
+			all.Defers = true
 		}
 	}
 	if !all.chosen {

@@ -1,0 +1,70 @@
+package proxy
+
+import (
+	"context"
+	"errors"
+	"net"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/keepalive"
+
+	"github.com/warmpath/warmpath/client"
+)
+
+// A Proxy passes calls on. Safe for use by many goroutines.
+type Proxy struct {
+	conn     *grpc.ClientConn
+	server   *grpc.Server
+	patience time.Duration
+}
+
+const (
+	// maxMessage bounds a message, in bytes: what the client may hold for its retries.
+	maxMessage = 64 << 20
+	// window is how much of a stream, and with the factor of a connection, is received ahead of its reader. That it is
+	// fixed saves the pings by which gRPC would measure it.
+	window, windows = 1 << 20, 4
+)
+
+// New returns a proxy to a target of [client.New], which the options are for.
+func New(target string, dial []grpc.DialOption, serve ...grpc.ServerOption) (*Proxy, error) {
+	conn, err := client.New(target, append([]grpc.DialOption{
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+		grpc.WithStaticStreamWindowSize(window), grpc.WithStaticConnWindowSize(windows * window),
+	}, dial...)...)
+	if err != nil {
+		return nil, err
+	}
+	conn.Connect()
+	p := &Proxy{conn: conn, patience: patience}
+	p.server = grpc.NewServer(append([]grpc.ServerOption{
+		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(p.pass),
+		grpc.MaxRecvMsgSize(maxMessage),
+		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(windows * window),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
+	}, serve...)...)
+	return p, nil
+}
+
+// Serve serves until Shutdown or Close, and returns nil after them.
+func (p *Proxy) Serve(lis net.Listener) error {
+	if err := p.server.Serve(lis); !errors.Is(err, grpc.ErrServerStopped) { // it was shut down before it began
+		return err
+	}
+	return nil
+}
+
+// Shutdown takes no more calls, waits for those under way until the context ends, and closes the proxy.
+func (p *Proxy) Shutdown(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, p.server.Stop)
+	p.server.GracefulStop()
+	stop()
+	return p.conn.Close()
+}
+
+// Close ends all calls at once.
+func (p *Proxy) Close() error {
+	p.server.Stop()
+	return p.conn.Close()
+}
