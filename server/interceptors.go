@@ -16,8 +16,6 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/tap"
-
-	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
 // Services with their own rule.
@@ -123,8 +121,9 @@ func (a *authenticator) stream(srv any, stream grpc.ServerStream, _ *grpc.Stream
 }
 
 // http is the HTTP endpoint's counterpart of the interceptors: the header Authorization or the certificate identifies
-// the principal, which is kept within its bounds and put into the context, and a panic becomes an error.
-func (a *authenticator) http(next http.Handler) http.Handler {
+// the principal, which is kept within its bounds and put into the context, and a panic becomes an error. deny answers a
+// request that is refused, or that panics.
+func (a *authenticator) http(next http.Handler, deny func(http.ResponseWriter, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := shielded(a.log, r.URL.Path, func() error {
 			ctx, end, err := a.admitHTTP(r)
@@ -136,7 +135,7 @@ func (a *authenticator) http(next http.Handler) http.Handler {
 			return nil
 		})
 		if err != nil {
-			httpendpoint.Deny(w, err)
+			deny(w, err)
 		}
 	})
 }

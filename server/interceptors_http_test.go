@@ -26,7 +26,7 @@ func TestGuardOfHTTP(t *testing.T) {
 			panic("on purpose")
 		}
 		_, _ = w.Write([]byte(r.Context().Value(principalKey{}).(*principal).name))
-	}))
+	}), httpendpoint.Deny)
 	spiffe, err := url.Parse("spiffe://example.org/two")
 	require.NoError(t, err)
 	verified := &tls.ConnectionState{VerifiedChains: [][]*x509.Certificate{{{URIs: []*url.URL{spiffe}}}}}

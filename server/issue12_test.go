@@ -126,7 +126,7 @@ func TestAllowedAndCandidates(t *testing.T) {
 	require.Len(t, choose(&warmpathv1.ChooseReplicaRequest{Key: prompt, Mode: query, MaxCandidates: 2, Allowed: []string{"a", "b"}}).GetCandidates(), 2)
 
 	for _, r := range []*warmpathv1.ChooseReplicaRequest{
-		{MaxCandidates: 1}, {Mode: query, MaxCandidates: 101}, {Allowed: make([]string, 1001)}, {Allowed: []string{strings.Repeat("x", 1000)}},
+		{MaxCandidates: 1}, {Mode: query, MaxCandidates: 257}, {Allowed: make([]string, 1001)}, {Allowed: []string{strings.Repeat("x", 1000)}},
 	} {
 		_, err := s.routing.ChooseReplica(soon(t), r)
 		require.Equal(t, codes.InvalidArgument, status.Code(err))

@@ -49,17 +49,23 @@ func (s *Server) openHTTP(c *Config) error {
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
-	guarded := s.authenticator.http(h)
+	guarded := s.authenticator.http(h, httpendpoint.Deny)
+	shown, err := s.openPage(c)
+	if err != nil {
+		return fmt.Errorf("http.%w", err)
+	}
 	traced := s.traced(guarded)
 	read := time.Duration(c.HTTP.ReadTimeout)
 	s.maxHTTP = c.HTTP.MaxConnections
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch r.URL.Path {
-			case httpendpoint.HealthPath: // for load balancers, which have no token
+			switch {
+			case r.URL.Path == httpendpoint.HealthPath: // for load balancers, which have no token
 				h.ServeHTTP(w, r)
-			case httpendpoint.RoutePath:
+			case r.URL.Path == httpendpoint.RoutePath:
 				traced.ServeHTTP(w, r)
+			case s.page.Serves(r):
+				shown.ServeHTTP(w, r)
 			default:
 				guarded.ServeHTTP(w, r)
 			}
@@ -80,6 +86,7 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 	if s.http == nil {
 		return errors.New("http.listen: the config has none")
 	}
+	defer s.recordPage()()
 	lis = newBoundedListener(lis, s.maxHTTP, s.log)
 	if s.certs != nil { // one request at a time for each connection: the bound on connections bounds the requests
 		lis = tls.NewListener(lis, s.certs.config("http/1.1"))

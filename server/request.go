@@ -20,7 +20,7 @@ import (
 const (
 	maxExcluded   = 1000
 	maxFallbacks  = 16
-	maxCandidates = 100
+	maxCandidates = 256
 	maxBlock      = 1 << 20 // bytes or tokens in a block
 	maxLength     = 1 << 30 // of a prompt
 )

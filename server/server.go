@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
+	"github.com/warmpath/warmpath/internal/page"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -54,6 +55,7 @@ type Server struct {
 	grpc          *grpc.Server
 	http          *http.Server  // nil without an address for it
 	maxHTTP       int           // its connections
+	page          *page.Page    // nil without an address for HTTP
 	draining      chan struct{} // closed when streams are to end
 	drain         func()
 

@@ -30,6 +30,7 @@ var house = []string{
 	"server",
 	"internal/loadpoll",
 	"internal/httpendpoint",
+	"internal/page",
 	"internal/endpoint",
 	"internal/call",
 	"internal/loadprobe",

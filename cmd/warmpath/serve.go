@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,8 +20,7 @@ import (
 
 func newServe() *cobra.Command {
 	var (
-		config  string
-		listen  string
+		from    source
 		check   bool
 		json    bool
 		verbose bool
@@ -37,12 +37,12 @@ func newServe() *cobra.Command {
 			if err := first(required(c, "config"), atLeast("grace", grace.Seconds(), 0)); err != nil {
 				return err
 			}
-			loaded, err := source{config, listen}.load()
+			loaded, err := from.load()
 			if err != nil {
 				return usagef("--config: %w", err)
 			}
 			if err := loaded.CheckFiles(); err != nil {
-				return usagef("--config: %s: %w", config, err)
+				return usagef("--config: %s: %w", from.path, err)
 			}
 			if pprof && !isLoopback(loaded.Metrics) {
 				return usagef("--pprof: metrics: %q is not an address on the loopback", loaded.Metrics)
@@ -51,17 +51,18 @@ func newServe() *cobra.Command {
 				return err
 			}
 			if check {
-				fmt.Fprintf(c.OutOrStdout(), "%s is good: %s\n", config, deployments(loaded))
+				fmt.Fprintf(c.OutOrStdout(), "%s is good: %s\n", from.path, deployments(loaded))
 				return nil
 			}
 			out := newServeOutput(c, json, verbose)
 			defer out.restore()
-			return serve(c, source{config, listen}, loaded, out, pprof, grace, &picker)
+			return serve(c, from, loaded, out, pprof, grace, &picker)
 		},
 	}
 	f := c.Flags()
-	f.StringVar(&config, "config", "", "the server's configuration, a YAML `file`")
-	f.StringVar(&listen, "listen", "", "the `address` to listen on in place of the configuration's, host:port")
+	f.StringVar(&from.path, "config", "", "the server's configuration, a YAML `file`")
+	f.StringVar(&from.listen, "listen", "", "the `address` to listen on in place of the configuration's, host:port")
+	f.StringVar(&from.http, "http", "", "the `address` of the HTTP endpoint and the page in place of the configuration's")
 	f.BoolVar(&check, "check", false, "only check the configuration")
 	f.BoolVar(&json, logJSON, false, "write every line in JSON")
 	f.BoolVar(&verbose, "verbose", false, "log at level debug: each call, with its status and duration, but not its contents")
@@ -102,8 +103,9 @@ func newServeOutput(c *cobra.Command, json, verbose bool) serveOutput {
 
 func deployments(c *server.Config) string { return counted(len(c.Deployments), "deployment") }
 
-// A source is where the configuration comes from. listen, if it is not empty, replaces the file's own.
-type source struct{ path, listen string }
+// A source is where the configuration comes from. listen and http, where they are not empty, replace the file's own
+// listen and http.listen.
+type source struct{ path, listen, http string }
 
 func (s source) load() (*server.Config, error) {
 	data, err := os.ReadFile(s.path)
@@ -119,12 +121,12 @@ func (s source) load() (*server.Config, error) {
 
 func (s source) parse(data []byte) (*server.Config, error) {
 	config, err := server.ParseConfig(data)
-	if err != nil || s.listen == "" {
+	if err != nil || s.listen == "" && s.http == "" {
 		return config, err
 	}
-	config.Listen = s.listen
+	config.Listen, config.HTTP.Listen = cmp.Or(s.listen, config.Listen), cmp.Or(s.http, config.HTTP.Listen)
 	if err := config.Validate(); err != nil {
-		return nil, fmt.Errorf("with --listen: %w", err)
+		return nil, fmt.Errorf("with --listen or --http: %w", err)
 	}
 	return config, nil
 }
@@ -159,7 +161,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 			return fmt.Errorf("http.listen: %w", err)
 		}
 		go func() { failed <- s.ServeRoutes(endpoint) }()
-		out.say(fmt.Sprintf("warmpath answers POST %s on %s", httpendpoint.RoutePath, endpoint.Addr()))
+		out.say(fmt.Sprintf("warmpath shows its page and answers POST %s on %s", httpendpoint.RoutePath, endpoint.Addr()))
 	}
 	picks, err := picker.serve(c.Context(), s, failed, out)
 	if err != nil {

@@ -598,7 +598,7 @@ type ChooseReplicaRequest struct {
 	Attempt uint64 `protobuf:"fixed64,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// The only replicas that may be picked, by id, address (host:port) or host; empty = any, at most 1,000.
 	Allowed []string `protobuf:"bytes,11,rep,name=allowed,proto3" json:"allowed,omitempty"`
-	// How many candidates are wanted, with PICK_MODE_QUERY; 0 = none, at most 100.
+	// How many candidates are wanted, with PICK_MODE_QUERY; 0 = none, at most 256.
 	MaxCandidates uint32 `protobuf:"varint,12,opt,name=max_candidates,json=maxCandidates,proto3" json:"max_candidates,omitempty"`
 	// The W3C trace context of the call that asks, where it is not in the metadata: on a stream of ChooseReplicas.
 	Traceparent   string `protobuf:"bytes,13,opt,name=traceparent,proto3" json:"traceparent,omitempty"`

@@ -1,0 +1,250 @@
+package page
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"embed"
+	"errors"
+	"html/template"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/endpoint"
+	"github.com/warmpath/warmpath/internal/requestkey"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A Host is the server that the page shows. The context of a call has its principal.
+type Host interface {
+	endpoint.Chooser
+	GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error)
+	// Admitted returns an error once the principal of a request may not use the server any more.
+	Admitted(*http.Request) error
+}
+
+// Options configure a [Page].
+type Options struct {
+	// Sessions finds the session of an OpenAI request.
+	Sessions *requestkey.SessionKeys
+	// MaxBody bounds the body of a question, in bytes.
+	MaxBody int
+	// Done is closed when streams are to end.
+	Done <-chan struct{}
+}
+
+// A Page serves the page. Safe for use by many goroutines.
+type Page struct {
+	host    Host
+	options Options
+	history history
+	mux     *http.ServeMux
+
+	recording sync.Mutex // held by the call of Record that keeps samples
+}
+
+// updated is how often a stream looks for changes.
+const updated = time.Second
+
+//go:embed page.css page.js page.svg
+var files embed.FS
+
+//go:embed page.html
+var pageText string
+
+var templates = template.Must(Components().Parse(pageText))
+
+// New returns the page of a server.
+func New(h Host, o Options) *Page {
+	p := &Page{host: h, options: o, mux: http.NewServeMux()}
+	p.mux.HandleFunc("GET /{$}", p.show)
+	p.mux.HandleFunc("GET /events", p.stream)
+	p.mux.Handle("POST /explain", http.NewCrossOriginProtection().Handler(http.HandlerFunc(p.explain)))
+	for _, name := range []string{"/page.css", "/page.js", "/page.svg"} {
+		p.mux.Handle("GET "+name, http.FileServerFS(files))
+	}
+	return p
+}
+
+// Serves reports whether a request is the page's.
+func (p *Page) Serves(r *http.Request) bool {
+	_, pattern := p.mux.Handler(r)
+	return pattern != ""
+}
+
+// policy is what browsers may load: files of this server.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
+	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+// ServeHTTP implements [http.Handler].
+func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	head := w.Header()
+	head.Set("Content-Security-Policy", policy)
+	head.Set("X-Content-Type-Options", "nosniff")
+	head.Set("Referrer-Policy", "no-referrer")
+	head.Set("Cross-Origin-Resource-Policy", "same-origin")
+	head.Set("Cache-Control", "no-store")
+	if rebound(r) {
+		http.Error(w, "the page on a loopback address answers to localhost and to IP addresses only", http.StatusForbidden)
+		return
+	}
+	p.mux.ServeHTTP(w, r)
+}
+
+// rebound reports whether a request to a loopback address has the name of another host: a site whose DNS points here
+// could read the page with it.
+func rebound(r *http.Request) bool {
+	at, _ := r.Context().Value(http.LocalAddrContextKey).(*net.TCPAddr)
+	host, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host = strings.Trim(r.Host, "[]")
+	}
+	_, err = netip.ParseAddr(host)
+	return at != nil && at.IP.IsLoopback() && err != nil && host != "localhost"
+}
+
+// Deny answers a request that did not pass the authenticator: its error is a status. Browsers ask for a token, which
+// is the password; the name does not count.
+func Deny(w http.ResponseWriter, err error) {
+	if status.Code(err) == codes.Unauthenticated {
+		w.Header().Set("WWW-Authenticate", `Basic realm="warmpath: the token as password", charset="UTF-8"`)
+	}
+	http.Error(w, status.Convert(err).Message(), endpoint.RefusalOf(err).Code)
+}
+
+// Record keeps samples for the charts until the context ends or the server is done. A second call at the same time does
+// nothing.
+func (p *Page) Record(ctx context.Context) {
+	if !p.recording.TryLock() {
+		return
+	}
+	defer p.recording.Unlock()
+	tick := time.NewTicker(sampled)
+	defer tick.Stop()
+	for {
+		if s, err := p.host.GetStatus(ctx, new(warmpathv1.GetStatusRequest)); err == nil {
+			p.history.add(s)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-p.options.Done:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (p *Page) look(ctx context.Context) (*view, error) {
+	s, err := p.host.GetStatus(ctx, new(warmpathv1.GetStatusRequest))
+	if err != nil {
+		return nil, err
+	}
+	return newView(s, &p.history), nil
+}
+
+// data is what the template "page" shows.
+type data struct {
+	Live  *view
+	Asked *question
+}
+
+func (p *Page) show(w http.ResponseWriter, r *http.Request) {
+	p.write(w, r, http.StatusOK, new(question))
+}
+
+// write writes the page with a question and its answer.
+func (p *Page) write(w http.ResponseWriter, r *http.Request, code int, q *question) {
+	v, err := p.look(r.Context())
+	if err != nil {
+		Deny(w, err)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	to, end := compressed(w, r)
+	defer end()
+	w.WriteHeader(code)
+	_ = templates.ExecuteTemplate(to, "page", data{v, q}) // fails only on a connection that is gone
+}
+
+// compressed returns what an answer is written to, and its end.
+func compressed(w http.ResponseWriter, r *http.Request) (to io.Writer, end func()) {
+	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
+		return w, func() {}
+	}
+	w.Header().Set("Content-Encoding", "gzip")
+	z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // the level is one
+	return z, func() { _ = z.Close() }
+}
+
+// patience is how long a browser may take to read an update.
+const patience = 10 * time.Second
+
+// stream sends the live part whenever it differs, until the browser goes, its principal is removed, or the server is
+// done.
+func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "text/event-stream")
+	conn := http.NewResponseController(w)
+	_ = conn.SetReadDeadline(time.Time{}) // the time to read a request is no bound on its answer
+	to, end := compressed(w, r)
+	defer end()
+	tick := time.NewTicker(updated)
+	defer tick.Stop()
+	var last []byte
+	for {
+		next, err := p.update(r)
+		if err != nil {
+			return
+		}
+		if !bytes.Equal(next, last) {
+			last = next
+			_ = conn.SetWriteDeadline(time.Now().Add(patience))
+			if _, err := to.Write(event(next)); err != nil || flush(to, conn) != nil {
+				return
+			}
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-p.options.Done:
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// update is the live part for the principal of a request.
+func (p *Page) update(r *http.Request) ([]byte, error) {
+	if err := p.host.Admitted(r); err != nil {
+		return nil, err
+	}
+	v, err := p.look(r.Context())
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	err = templates.ExecuteTemplate(&b, "live", v)
+	return b.Bytes(), err
+}
+
+// event is a text as a server-sent event.
+func event(text []byte) []byte {
+	lines := bytes.ReplaceAll(bytes.TrimSpace(text), []byte("\n"), []byte("\ndata: "))
+	return append(append([]byte("data: "), lines...), "\n\n"...)
+}
+
+func flush(to io.Writer, conn *http.ResponseController) error {
+	var err error
+	if z, ok := to.(*gzip.Writer); ok {
+		err = z.Flush()
+	}
+	return errors.Join(err, conn.Flush())
+}

@@ -1,0 +1,167 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/requestkey"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// fixed is a server whose status does not change, and that makes no picks.
+type fixed struct {
+	status *warmpathv1.GetStatusResponse
+	err    error
+}
+
+func (f *fixed) GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error) {
+	return f.status, f.err
+}
+
+func (f *fixed) ChooseReplica(context.Context, *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+	return nil, status.Error(codes.Unavailable, "<no> replica")
+}
+
+func (f *fixed) Admitted(*http.Request) error { return nil }
+
+func newPage(t *testing.T, f *fixed) *Page {
+	t.Helper()
+	sessions, err := requestkey.NewSessionKeys("x-session-id")
+	require.NoError(t, err)
+	return New(f, Options{Sessions: sessions, MaxBody: 1 << 20, Done: t.Context().Done()})
+}
+
+// statusAt is a status after so many seconds: a hundred decisions and a thousand prompt tokens each.
+func statusAt(seconds uint64) *warmpathv1.GetStatusResponse {
+	return &warmpathv1.GetStatusResponse{Incarnation: "life", UptimeMs: 1000 * seconds, Deployments: []*warmpathv1.DeploymentStatus{{
+		Name: "chat", Policy: "kv_aware", Queued: 7,
+		Decisions: []*warmpathv1.DecisionCount{
+			{Policy: "kv_aware", Reason: "kv_cost", Count: 90 * seconds}, {Policy: "round_robin", Reason: "round_robin", Count: 10 * seconds},
+		},
+		Failures:     []*warmpathv1.FailureCount{{Code: int32(codes.ResourceExhausted), Count: 4}},
+		CachedTokens: &warmpathv1.CachedTokens{Prompt: 1000 * seconds, Predicted: 600 * seconds, Measured: 550 * seconds},
+		Shadow:       &warmpathv1.ShadowStatus{Policy: "<b>", Decisions: 100, Differing: 25, MatchedTokens: 1, ActualMatchedTokens: 4},
+		Replicas: []*warmpathv1.ReplicaStatus{
+			{Id: "calm", State: "ready", Ongoing: 8, KvTokens: 1000},
+			{Id: `"><script>alert(1)</script>`, Address: "h:1", State: "ejected", Ongoing: 16, KvTokens: 64_000, Stale: true,
+				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 1000, BlockTokens: 16, Gaps: 3, LagUs: 1500, Problem: "<lost>"},
+				Health: []*warmpathv1.HealthReport{
+					{By: "calls", State: "ejected", ForMs: 65_400, Why: "calls fail", Principals: 2}, {By: "check", State: "not_serving", Why: "NOT_SERVING"},
+				}},
+		},
+	}}}
+}
+
+func get(p *Page, path string) (code int, body string) {
+	w := httptest.NewRecorder()
+	p.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w.Code, w.Body.String()
+}
+
+// All that a status has is on the page, escaped; replicas with a cause come first.
+func TestPageShowsTheStatus(t *testing.T) {
+	f := &fixed{status: statusAt(1000)}
+	p := newPage(t, f)
+	for s := uint64(0); s < 1000; s += 2 {
+		p.history.add(statusAt(s))
+	}
+	require.Len(t, p.history.of("chat"), kept)
+	_, body := get(p, "/")
+	for _, want := range []string{
+		"<b>100</b>", "100,000 in all", "<b>24</b>", "<b>7</b>", "4 in all", "<b>55.0 %</b>", "60.0 % predicted",
+		`<td class="n">90</td><td class="n">90,000</td>`, "round_robin/round_robin", "ResourceExhausted",
+		"25 of 100 requests (25.0 %)", "&lt;b&gt;", "&#34;&gt;&lt;script&gt;alert(1)&lt;/script&gt;<small>h:1</small>",
+		"ejected for 1 min 5 s (2 principals): calls fail", "not_serving (check): NOT_SERVING", "&lt;lost&gt;", "its load is out of date",
+		"25.0 %</span><small>16,000 of 64,000 tokens", "1 of 2<small>3 gaps, lag 1.5ms", "16 min 40 s", "life",
+	} {
+		require.Contains(t, body, want)
+	}
+	require.NotContains(t, body, "<script>alert")
+	require.Less(t, strings.Index(body, "alert(1)"), strings.Index(body, ">calm<"))
+
+	code, body := get(p, "/none")
+	require.Equal(t, http.StatusNotFound, code, body)
+	f.err = status.Error(codes.PermissionDenied, "not yours")
+	code, body = get(p, "/")
+	require.Equal(t, http.StatusForbidden, code)
+	require.Contains(t, body, "not yours")
+}
+
+// A reason that stands for others, which the samples have, gets no rate: it would be the whole count.
+func TestWithheldReasonHasNoRate(t *testing.T) {
+	f := &fixed{status: statusAt(20)}
+	p := newPage(t, f)
+	for s := range uint64(20) {
+		p.history.add(statusAt(s))
+	}
+	f.status.Deployments[0].Decisions = []*warmpathv1.DecisionCount{{Policy: "kv_aware", Reason: "withheld", Count: 2000}}
+	f.status.Deployments[0].CachedTokens, f.status.Deployments[0].Shadow = nil, nil
+	_, body := get(p, "/")
+	require.Contains(t, body, `<td class="n">–</td><td class="n">2,000</td>`)
+	require.NotContains(t, body, "Cached prompt tokens")
+	require.NotContains(t, body, "kv_cost")
+}
+
+func TestRefusalIsShown(t *testing.T) {
+	p := newPage(t, &fixed{status: statusAt(1)})
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodPost, "/explain", strings.NewReader("session=%22%3E%3Cb%3E"))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	p.ServeHTTP(w, r)
+	require.Equal(t, http.StatusServiceUnavailable, w.Code)
+	require.Contains(t, w.Body.String(), `role="alert">&lt;no&gt; replica<`)
+	require.Contains(t, w.Body.String(), `value="&#34;&gt;&lt;b&gt;"`)
+}
+
+func TestNumbers(t *testing.T) {
+	for x, want := range map[float64]string{
+		0: "0", 0.256: "0.26", 3: "3", 12.34: "12.3", 999: "999", 999.6: "1 k", 1234: "1.23 k", 45_678_000: "45.7 M", 7e9: "7 G",
+	} {
+		require.Equal(t, want, short(x))
+	}
+	for n, want := range map[uint64]string{0: "0", 999: "999", 1000: "1,000", 1_234_567: "1,234,567"} {
+		require.Equal(t, want, count(n))
+	}
+	for ms, want := range map[uint64]string{0: "0 s", 61_000: "1 min 1 s", 3_660_000: "1 h 1 min", 90_000_000: "1 d 1 h"} {
+		require.Equal(t, want, duration(ms))
+	}
+}
+
+// Axes have a few round numbers that include the data, and points stay within the chart.
+func TestChart(t *testing.T) {
+	for _, top := range []float64{1e-9, 0.3, 1, 2.5, 3, 7, 99, 100, 1234, 8e12} {
+		all := steps(top)
+		require.GreaterOrEqual(t, all[len(all)-1], top*(1-1e-9))
+		require.True(t, len(all) >= 4 && len(all) <= 11, "%v: %v", top, all)
+	}
+	require.Equal(t, []float64{0, 1}, steps(math.NaN()))
+	require.Equal(t, []float64{1, 10, 100, 1000}, decades(0.5, 1500))
+	require.Equal(t, []float64{5, 10, 20, 50}, decades(4, 60))
+
+	c := Chart{Title: "<t>", LogX: true, Lines: []Line{{Name: "<n>", X: []float64{10, 100, 1000}, Y: []float64{0, 50, 100}}}, MaxY: 100}
+	var lines []Line
+	for i := range Colors + 1 {
+		lines = append(lines, Line{Name: fmt.Sprint(i), X: []float64{-9, -1, 0}, Y: []float64{1, 2, math.NaN()}})
+	}
+	var b bytes.Buffer
+	for _, c := range []Chart{c, {Lines: lines, MinX: -5}, {}} {
+		require.NoError(t, Components().ExecuteTemplate(&b, "chart", c))
+	}
+	require.NoError(t, Components().ExecuteTemplate(&b, "bars", Bars{Rows: []Bar{{Name: "<r>", Value: 1}, {Value: 4}}}))
+	require.NoError(t, Components().ExecuteTemplate(&b, "bars", Bars{}))
+	text := b.String()
+	for _, want := range []string{`points="0.0,100.0 50.0,50.0 100.0,0.0 "`, "&lt;t&gt;", "&lt;n&gt;", "&lt;r&gt;", `c0 dashed" points="80.0,`, `width="25.0%"`} {
+		require.Contains(t, text, want)
+	}
+	require.NotContains(t, text, "NaN")
+}
