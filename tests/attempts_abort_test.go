@@ -2,7 +2,6 @@ package tests
 
 import (
 	"context"
-	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -27,8 +26,7 @@ import (
 
 func startEngine(t *testing.T, c grpcserver.Config) *grpcserver.Server {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	s, err := grpcserver.Start(l, c)
 	require.NoError(t, err)
 	t.Cleanup(s.Kill)
@@ -127,8 +125,7 @@ type heard struct {
 }
 
 func (h *heard) serve(t *testing.T) (addr string, entered chan struct{}) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	entered = make(chan struct{}, 1)
 	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
@@ -191,8 +188,7 @@ func TestAbortOfEveryDialect(t *testing.T) {
 
 // A channel that is closed leaves no Abort behind, though the engine does not answer it.
 func TestCloseEndsAborts(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	called, aborting := make(chan struct{}, 1), make(chan struct{}, 1)
 	s := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		if method, _ := grpc.MethodFromServerStream(stream); strings.HasSuffix(method, "/Abort") {

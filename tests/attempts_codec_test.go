@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -46,8 +45,7 @@ func (frames) Name() string { return "proto" }
 // startFrames serves every method: it answers what it got, or with an error. It counts the requests that are not
 // those that their metadata announces.
 func startFrames(t *testing.T, code codes.Code) (addr string, calls, foreign *atomic.Int64) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	calls, foreign = new(atomic.Int64), new(atomic.Int64)
 	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		calls.Add(1)

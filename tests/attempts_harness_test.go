@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/stretchr/testify/require"
 	"golang.org/x/net/http2"
 	"golang.org/x/net/http2/hpack"
 )
@@ -49,8 +48,7 @@ func says(code string) fault {
 
 func startBreaker(t testing.TB, how fault) *breaker {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	b := &breaker{how: how}
 	b.addr = l.Addr().String()
 	var conns sync.Map

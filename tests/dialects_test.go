@@ -2,7 +2,6 @@ package tests
 
 import (
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 
@@ -26,8 +25,7 @@ import (
 // anyServer serves every method: it answers an encoded message with the one that answer returns.
 func anyServer(t testing.TB, answer func(method string, request []byte, md metadata.MD) []byte) (addr string) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
 		md, _ := metadata.FromIncomingContext(stream.Context())
@@ -187,8 +185,7 @@ func TestRankReachesEveryEngine(t *testing.T) {
 // Issue 12.6: the same with generated messages, which stay as the application made them, and in an attempt that follows
 // one that failed.
 func TestRankOfAGeneratedMessage(t *testing.T) {
-	dead, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	dead := listenLoopback(t)
 	s := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return status.Error(codes.Unavailable, "restarting") }))
 	go func() { _ = s.Serve(dead) }()
 	t.Cleanup(s.Stop)

@@ -2,7 +2,6 @@ package tests
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -10,7 +9,6 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -150,24 +148,6 @@ func findBenchmarks(t *testing.T, words []string) {
 		require.Contains(t, string(out), "Benchmark", "%v: %s", words, pkg)
 	}
 }
-
-// freeAddr is for a program that cannot take port 0. Ports below those that are given to
-// whoever asks for any stay free until it listens.
-func freeAddr(t *testing.T) string {
-	t.Helper()
-	for range 1_000 {
-		port := 10_000 + (os.Getpid()*101+int(ports.Add(1)))%20_000
-		if lis, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
-			lis.Close()
-			return lis.Addr().String()
-		}
-	}
-	require.Fail(t, "no port is free")
-	return ""
-}
-
-// ports counts those that freeAddr has tried: no two tests get the same.
-var ports atomic.Int64
 
 // answers waits until somebody listens.
 func answers(t *testing.T, addr string) {

@@ -3,7 +3,6 @@ package tests
 import (
 	"context"
 	"encoding/json"
-	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -45,8 +44,7 @@ func occupied(t *testing.T) (r *replica, entered, release chan struct{}) {
 
 // Issue 12.39: calls wait for room while one balancer hands over to another, as before and after.
 func TestQueueDuringHandover(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") // connects, and never becomes ready
-	require.NoError(t, err)
+	l := listenLoopback(t) // connects, and never becomes ready
 	t.Cleanup(func() { _ = l.Close() })
 	r, entered, release := occupied(t)
 	sc := func(name string) string {

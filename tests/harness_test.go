@@ -110,8 +110,7 @@ func simple(text string) *testpb.SimpleRequest {
 // start serves a replica on loopback until the test ends.
 func start(t testing.TB, r *replica, opts ...grpc.ServerOption) *replica {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	r.serve(l, opts...)
 	t.Cleanup(func() { r.server.Stop() })
 	return r

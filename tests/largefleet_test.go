@@ -22,11 +22,7 @@ import (
 // and every session reaches its agreed replica.
 func TestLargeFleetConnectsOnDemand(t *testing.T) {
 	rs := replicas(t, 6)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	refused := l.Addr().String()
-	require.NoError(t, l.Close())
-	_, port, err := net.SplitHostPort(refused)
+	_, port, err := net.SplitHostPort(freeAddr(t))
 	require.NoError(t, err)
 	all := make([]*replica, 0, 1100)
 	all = append(all, rs...)

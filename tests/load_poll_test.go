@@ -45,8 +45,7 @@ type polled struct {
 // startPolled serves one until the test ends.
 func startPolled(t *testing.T) *polled {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	p := &polled{replica: &replica{addr: l.Addr().String()}, counted: &counted{Listener: l}}
 	r, err := modelserver.New(modelserver.Config{
 		Counts: func(string) bool { return false }, // so that load is read by questions alone

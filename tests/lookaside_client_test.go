@@ -54,7 +54,7 @@ func lookasideServer(t testing.TB, address, deployment string) (at string, kill 
 	s, err := server.New(deployed(t, deployment), server.Options{})
 	require.NoError(t, err)
 	if address == "" {
-		address = "127.0.0.1:0"
+		address = freeAddr(t)
 	}
 	var l net.Listener
 	eventually(t, "the address is free", func() bool {

@@ -3,7 +3,6 @@ package tests
 import (
 	"context"
 	"io"
-	"net"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -88,8 +87,7 @@ func TestRequirePromptHasItsLimits(t *testing.T) {
 
 	withHealth := grpc.NewServer()
 	healthpb.RegisterHealthServer(withHealth, health.NewServer())
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
 	go func() { _ = withHealth.Serve(l) }()
 	t.Cleanup(withHealth.Stop)
 	cc = dial(t, "warmpath:///"+l.Addr().String(), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"require_prompt":true`)))

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -95,10 +94,8 @@ func TestPolicyReadsTheRequestInTheServer(t *testing.T) {
 	require.NoError(t, err)
 	s, err := server.New(c, server.Options{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	routing, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	l := listenLoopback(t)
+	routing := listenLoopback(t)
 	served := make(chan error, 2)
 	go func() { served <- s.ServeRoutes(l) }()
 	go func() { served <- s.Serve(routing) }()

@@ -87,10 +87,3 @@ func dialProxy(t testing.TB, p *proxy) *grpc.ClientConn {
 	t.Cleanup(func() { conn.Close() })
 	return conn
 }
-
-func listenLoopback(t testing.TB) net.Listener {
-	t.Helper()
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	return lis
-}

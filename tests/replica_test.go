@@ -96,8 +96,7 @@ func TestDrainingReplicaLosesNoCall(t *testing.T) {
 	rs := replicas(t, 2)
 	m, err := modelserver.New(modelserver.Config{DrainNotice: -1})
 	require.NoError(t, err)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	lis := listenLoopback(t)
 	leaving := &replica{addr: lis.Addr().String()}
 	gs := grpc.NewServer(m.ServerOptions()...)
 	testpb.RegisterTestServiceServer(gs, leaving)
@@ -150,13 +149,12 @@ func registry(t *testing.T, address string) (s *server.Server, at string) {
 
 // A replica is known to the look-aside server, to another in its place that knew nothing, and after its end no longer.
 func TestReplicaRegistersWithTheServer(t *testing.T) {
-	first, at := registry(t, "127.0.0.1:0")
+	first, at := registry(t, freeAddr(t))
 	m, err := modelserver.New(modelserver.Config{
 		Servers: []string{at}, DialOptions: []grpc.DialOption{insecureOption()}, DrainNotice: -1, Logger: slog.New(slog.DiscardHandler),
 	})
 	require.NoError(t, err)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	lis := listenLoopback(t)
 	ctx, drain := context.WithCancel(deadline(t))
 	ended := make(chan error, 1)
 	go func() { ended <- m.Serve(ctx, grpc.NewServer(m.ServerOptions()...), lis) }()

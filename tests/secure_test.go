@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -60,8 +59,7 @@ deployments:
 	require.NoError(t, err)
 	s, err := server.New(c, server.Options{})
 	require.NoError(t, err)
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
+	lis := listenLoopback(t)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(lis) }()
 	t.Cleanup(func() {
@@ -75,8 +73,7 @@ deployments:
 		}
 	}
 	for i := range 2 {
-		own, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
+		own := listenLoopback(t)
 		m, err := modelserver.New(modelserver.Config{
 			Replica: policy.Attributes{ID: fmt.Sprint("r", i), Address: own.Addr().String()},
 			Servers: []string{lis.Addr().String()}, Deployment: "chat", DialOptions: reached(token("engines-0123456789")), DrainNotice: -1,

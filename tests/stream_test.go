@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"runtime"
 	"strings"
 	"sync"
@@ -283,12 +282,9 @@ func TestFirstTokenTimeoutOfAClosedChannel(t *testing.T) {
 }
 
 func TestErrorsOfOpeningAreStatuses(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+	addr := freeAddr(t)
 	cc := dial(t, "warmpath:///"+addr, roundRobin())
-	_, err = testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a"))
+	_, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt("a"))
 	require.NotEqual(t, io.EOF, err)
 	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 }
@@ -385,14 +381,11 @@ func TestOtherInterceptorsSeeTheirStream(t *testing.T) {
 }
 
 func TestDeadlineWhileNothingIsConnected(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	addr := l.Addr().String()
-	require.NoError(t, l.Close())
+	addr := freeAddr(t)
 	cc := dial(t, "warmpath:///"+addr, roundRobin())
 	ctx, cancel := context.WithTimeout(deadline(t), 50*time.Millisecond)
 	defer cancel()
-	_, err = testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a"), grpc.WaitForReady(true))
+	_, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("a"), grpc.WaitForReady(true))
 	require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
 }
 

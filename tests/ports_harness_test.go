@@ -1,0 +1,36 @@
+package tests
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// ports counts those that listenLoopback has tried: no two tests get the same.
+var ports atomic.Int64
+
+// listenLoopback listens on a port below those that the system gives to programs that ask for any. So the port of a
+// server that stops stays free: until the server is back, or for as long as a test needs that nothing answers there.
+func listenLoopback(t testing.TB) net.Listener {
+	t.Helper()
+	for range 1_000 {
+		port := 10_000 + (os.Getpid()*101+int(ports.Add(1)))%20_000
+		if lis, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
+			return lis
+		}
+	}
+	require.Fail(t, "no port is free")
+	return nil
+}
+
+// freeAddr is for a program that cannot take port 0, and for an address where nothing listens.
+func freeAddr(t testing.TB) string {
+	t.Helper()
+	lis := listenLoopback(t)
+	require.NoError(t, lis.Close())
+	return lis.Addr().String()
+}
