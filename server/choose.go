@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -45,16 +46,18 @@ func (s *Server) span(ctx context.Context, traceparent string) (context.Context,
 	if span := trace.SpanFromContext(ctx); span.IsRecording() {
 		return ctx, func(err error) { failed(span, err) }
 	}
-	carrier := propagation.MapCarrier{"traceparent": traceparent}
-	if traceparent == "" {
-		for _, name := range traceContext.Fields() {
-			if v := metadata.ValueFromIncomingContext(ctx, name); len(v) > 0 {
-				carrier[name] = v[0]
-			}
-		}
+	var carrier propagation.MapCarrier
+	if traceparent != "" {
+		carrier = propagation.MapCarrier{"traceparent": traceparent}
+	} else if v := metadata.ValueFromIncomingContext(ctx, "traceparent"); len(v) > 0 {
+		more := metadata.ValueFromIncomingContext(ctx, "tracestate")
+		carrier = propagation.MapCarrier{"traceparent": v[0], "tracestate": strings.Join(more, ",")}
 	}
-	ctx, span := s.tracer.Start(traceContext.Extract(ctx, carrier),
-		warmpathv1.RoutingService_ChooseReplica_FullMethodName[1:], trace.WithSpanKind(trace.SpanKindServer))
+	if carrier != nil {
+		ctx = traceContext.Extract(ctx, carrier)
+	}
+	ctx, span := s.tracer.Start(ctx, warmpathv1.RoutingService_ChooseReplica_FullMethodName[1:],
+		trace.WithSpanKind(trace.SpanKindServer))
 	return ctx, func(err error) {
 		failed(span, err)
 		span.End()

@@ -38,6 +38,9 @@ type Server struct {
 	sessions *requestkey.SessionKeys
 	table    *requestkey.Table
 	held     atomic.Int64 // bytes of bodies
+	// ballast is never touched, so it is address space and not memory. With the small heap of a server without it, the
+	// garbage collector runs every 85 requests of 8 KB and takes a quarter of their processor time.
+	ballast []byte
 }
 
 const (
@@ -47,6 +50,8 @@ const (
 	window = 64 << 10
 	// maxChunk is the longest chunk that is sent: some gateways take 64 KiB, with what is around it.
 	maxChunk = 62_000
+	// ballast lets 32 MiB of garbage pass before it is collected.
+	ballast = 32 << 20
 	// service is the service's name.
 	service = "envoy.service.ext_proc.v3.ExternalProcessor"
 )
@@ -54,7 +59,7 @@ const (
 // New returns an endpoint of a host.
 func New(host endpoint.Host, o Options) (*Server, error) {
 	o.MaxBody, o.MaxHeld = cmp.Or(o.MaxBody, 1<<20), cmp.Or(o.MaxHeld, 64<<20)
-	s := &Server{host: host, options: o}
+	s := &Server{host: host, options: o, ballast: make([]byte, ballast)}
 	var err error
 	if s.sessions, err = requestkey.NewSessionKeys(); err == nil {
 		s.table, err = requestkey.NewTable()

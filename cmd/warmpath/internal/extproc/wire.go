@@ -1,7 +1,6 @@
 package extproc
 
 import (
-	"cmp"
 	"strings"
 
 	"google.golang.org/grpc/codes"
@@ -95,7 +94,14 @@ func (m *message) modes() (request, response uint64) {
 type headers [][2][]byte
 
 // get returns the first value of a header that is not empty.
-func (h headers) get(name string) string { return cmp.Or(h.values(name)...) }
+func (h headers) get(name string) string {
+	for _, v := range h {
+		if len(v[1]) > 0 && string(v[0]) == name {
+			return string(v[1])
+		}
+	}
+	return ""
+}
 
 // values returns the values of a header.
 func (h headers) values(name string) (all []string) {
@@ -123,14 +129,19 @@ func fields(m []byte) (at [12]protofield.Field, whole bool) {
 // field 1, the value one of the next two.
 func entries(m []byte, do func(key, value []byte)) {
 	protofield.Each(m, func(f protofield.Field) {
-		if f.Number == 1 {
-			at, _ := fields(f.Bytes)
-			value := at[3].Bytes
-			if len(value) == 0 {
-				value = at[2].Bytes
-			}
-			do(at[1].Bytes, value)
+		if f.Number != 1 {
+			return
 		}
+		var key, value []byte
+		protofield.Each(f.Bytes, func(f protofield.Field) {
+			switch {
+			case f.Number == 1:
+				key = f.Bytes
+			case f.Number <= 3 && len(f.Bytes) > 0:
+				value = f.Bytes
+			}
+		})
+		do(key, value)
 	})
 }
 
