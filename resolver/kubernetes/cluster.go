@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
@@ -55,7 +56,7 @@ const protobufOrJSON = "application/vnd.kubernetes.protobuf,application/json"
 // A collection is one kind of object in a namespace.
 type collection struct {
 	group     schema.GroupVersion
-	types     func(*runtime.Scheme) error // registers the group's types
+	types     func(*runtime.Scheme) error // registers the group's types; nil = objects are unstructured
 	resource  string                      // such as endpointslices
 	example   runtime.Object
 	namespace string
@@ -88,13 +89,11 @@ func (c *cluster) follow(ctx context.Context, what collection, store interface {
 	cache.ReflectorStore
 	tried(error)
 }) {
-	client, err := c.rest(what)
+	direct, err := c.direct(what)
 	if err != nil {
 		store.tried(err)
 		return
 	}
-	direct := cache.NewFilteredListWatchFromClient(client, what.resource, what.namespace,
-		func(o *metav1.ListOptions) { o.LabelSelector = what.labels })
 	observed := &cache.ListWatch{}
 	observed.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		list, err := direct.ListWithContext(ctx, o)
@@ -111,8 +110,21 @@ func (c *cluster) follow(ctx context.Context, what collection, store interface {
 	cache.NewReflectorWithOptions(observed, what.example, store, options).RunWithContext(klog.NewContext(ctx, silent))
 }
 
-// rest returns a client for a collection, which has the types of its group alone.
-func (c *cluster) rest(what collection) (*rest.RESTClient, error) {
+// direct lists and watches a collection. It has the types of its group alone.
+func (c *cluster) direct(what collection) (*cache.ListWatch, error) {
+	if what.types == nil {
+		client, err := dynamic.NewForConfigAndClient(c.config, c.client)
+		if err != nil {
+			return nil, err
+		}
+		all := client.Resource(what.group.WithResource(what.resource)).Namespace(what.namespace)
+		return &cache.ListWatch{
+			ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+				return all.List(ctx, o)
+			},
+			WatchFuncWithContext: all.Watch,
+		}, nil
+	}
 	scheme := runtime.NewScheme()
 	if err := what.types(scheme); err != nil {
 		return nil, err
@@ -124,7 +136,12 @@ func (c *cluster) rest(what collection) (*rest.RESTClient, error) {
 		config.APIPath = "/api"
 	}
 	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
-	return rest.RESTClientForConfigAndClient(config, c.client)
+	client, err := rest.RESTClientForConfigAndClient(config, c.client)
+	if err != nil {
+		return nil, err
+	}
+	return cache.NewFilteredListWatchFromClient(client, what.resource, what.namespace,
+		func(o *metav1.ListOptions) { o.LabelSelector = what.labels }), nil
 }
 
 // objects are those of a collection. They wake their follower after each change. A list replaces all of them at once.

@@ -9,8 +9,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -36,12 +35,12 @@ func parsePool(u url.URL) (query, error) {
 func (q inferencePool) follow(ctx context.Context, c *cluster, publish func([]policy.Attributes, error)) {
 	q.namespace = cmp.Or(q.namespace, c.namespace)
 	wake := make(chan struct{}, 1)
-	pools, pods := newObjects[*pool](wake), newObjects[*corev1.Pod](wake)
+	pools, pods := newObjects[*unstructured.Unstructured](wake), newObjects[*corev1.Pod](wake)
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() {
 		c.follow(ctx, collection{
-			group: poolVersion, types: registerPool, resource: "inferencepools", example: &pool{}, namespace: q.namespace,
+			group: poolVersion, resource: "inferencepools", example: &unstructured.Unstructured{}, namespace: q.namespace,
 		}, pools)
 	})
 	following.Go(func() {
@@ -58,10 +57,10 @@ func (q inferencePool) follow(ctx context.Context, c *cluster, publish func([]po
 		allPods, podsKnown, podsErr := pods.now()
 		failed := cmp.Or(poolsErr, podsErr)
 		known := poolsKnown && podsKnown
-		at := slices.IndexFunc(allPools, func(p *pool) bool { return p.Name == q.name })
+		at := slices.IndexFunc(allPools, func(p *unstructured.Unstructured) bool { return p.GetName() == q.name })
 		switch {
 		case known && at >= 0:
-			fleet, complaints := allPools[at].replicas(allPods)
+			fleet, complaints := poolOf(allPools[at]).replicas(allPods)
 			wrong.log(c.log, complaints)
 			publish(fleet, failed)
 		case failed != nil:
@@ -74,23 +73,3 @@ func (q inferencePool) follow(ctx context.Context, c *cluster, publish func([]po
 
 // poolVersion is the API that pools belong to.
 var poolVersion = schema.GroupVersion{Group: "inference.networking.k8s.io", Version: "v1"}
-
-// registerPool is how client-go learns the type.
-func registerPool(s *runtime.Scheme) error {
-	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePool"), &pool{})
-	s.AddKnownTypeWithName(poolVersion.WithKind("InferencePoolList"), &poolList{})
-	return nil
-}
-
-type poolList struct {
-	metav1.TypeMeta `json:",inline"`
-	metav1.ListMeta `json:"metadata"`
-
-	Items []pool `json:"items"`
-}
-
-// DeepCopyObject implements [runtime.Object]. Neither a pool nor a list is written after it was decoded.
-func (p *pool) DeepCopyObject() runtime.Object { c := *p; return &c }
-
-// DeepCopyObject implements [runtime.Object].
-func (l *poolList) DeepCopyObject() runtime.Object { c := *l; return &c }

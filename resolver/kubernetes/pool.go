@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -22,28 +22,31 @@ const activePorts = "inference.networking.k8s.io/active-ports"
 // A pool is what counts here of an InferencePool. The API's own module would bring another project's releases and
 // dependencies for two fields.
 type pool struct {
-	metav1.TypeMeta   `json:",inline"`
-	metav1.ObjectMeta `json:"metadata"`
+	selector labels.Selector
+	ports    []string
+}
 
-	Spec struct {
-		Selector struct {
-			MatchLabels map[string]string `json:"matchLabels"`
-		} `json:"selector"`
-		TargetPorts []struct {
-			Number int `json:"number"`
-		} `json:"targetPorts"`
-	} `json:"spec"`
+// poolOf reads an InferencePool, whose schema the API server has checked.
+func poolOf(u *unstructured.Unstructured) pool {
+	selector, _, _ := unstructured.NestedStringMap(u.Object, "spec", "selector", "matchLabels")
+	p := pool{selector: labels.SelectorFromSet(selector)}
+	ports, _, _ := unstructured.NestedSlice(u.Object, "spec", "targetPorts")
+	for _, port := range ports {
+		fields, _ := port.(map[string]any)
+		number, _, _ := unstructured.NestedInt64(fields, "number")
+		p.ports = append(p.ports, strconv.FormatInt(number, 10))
+	}
+	return p
 }
 
 // replicas returns the pool's replicas among the pods of its namespace, in their order. Each target port of a ready pod
 // is a replica of its own, since a gateway sends to ip:port and load is per server. A data-parallel rank in the sense
 // of [policy.Attributes] has no address: metadata chooses it behind one. A pod that is not ready can still be wrong.
-func (p *pool) replicas(pods []*corev1.Pod) (fleet []policy.Attributes, wrong []string) {
+func (p pool) replicas(pods []*corev1.Pod) (fleet []policy.Attributes, wrong []string) {
 	// An empty selector selects no pod, as with a Service. No pod is a fleet without replicas, not nil.
-	selector := labels.SelectorFromSet(p.Spec.Selector.MatchLabels)
 	fleet = []policy.Attributes{}
 	for _, pod := range pods {
-		if selector.Empty() || !selector.Matches(labels.Set(pod.Labels)) || pod.Status.PodIP == "" {
+		if p.selector.Empty() || !p.selector.Matches(labels.Set(pod.Labels)) || pod.Status.PodIP == "" {
 			continue
 		}
 		own, bad := p.endpoints(pod)
@@ -56,11 +59,10 @@ func (p *pool) replicas(pods []*corev1.Pod) (fleet []policy.Attributes, wrong []
 }
 
 // endpoints returns the replicas of one pod.
-func (p *pool) endpoints(pod *corev1.Pod) (all []policy.Attributes, wrong []string) {
+func (p pool) endpoints(pod *corev1.Pod) (all []policy.Attributes, wrong []string) {
 	var declared policy.Attributes // by the pod, for its first port
 	active, some := pod.Annotations[activePorts]
-	for i, port := range p.Spec.TargetPorts {
-		number := strconv.Itoa(port.Number)
+	for i, number := range p.ports {
 		address := net.JoinHostPort(pod.Status.PodIP, number)
 		if i == 0 {
 			declared = policy.Attributes{

@@ -1,7 +1,6 @@
 package kubernetes
 
 import (
-	"encoding/json"
 	"log/slog"
 	"strings"
 	"testing"
@@ -10,17 +9,19 @@ import (
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/json"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/admission"
 )
 
 // readPool reads an InferencePool as the API server sends it.
-func readPool(t *testing.T, text string) *pool {
+func readPool(t *testing.T, text string) pool {
 	t.Helper()
-	p := new(pool)
-	require.NoError(t, json.Unmarshal([]byte(text), p))
-	return p
+	var p unstructured.Unstructured
+	require.NoError(t, json.Unmarshal([]byte(text), &p.Object))
+	return poolOf(&p)
 }
 
 const onePort = `{"spec": {"selector": {"matchLabels": {"app": "chat"}}, "targetPorts": [{"number": 8000}]}}`
@@ -252,8 +253,7 @@ func FuzzDeclared(f *testing.F) {
 	f.Add("1e400", "-1", ",", "tcp://*:5557?bind=::1", "tcp://HOST:65535")
 	f.Add("", "1024", "", "grpc:vllm", "tcp://:")
 	f.Fuzz(func(t *testing.T, weight, ranks, models, events, replay string) {
-		p := new(pool)
-		require.NoError(t, json.Unmarshal([]byte(strings.Replace(onePort, "8000}", `8000}, {"number": 8001}`, 1)), p))
+		p := readPool(t, strings.Replace(onePort, "8000}", `8000}, {"number": 8001}`, 1))
 		fleet, _ := p.replicas([]*corev1.Pod{aPod("a", "10.0.0.1", annotated("warmpath.dev/weight", weight, "warmpath.dev/ranks", ranks,
 			"warmpath.dev/models", models, "warmpath.dev/kv_events", events, "warmpath.dev/kv_events_replay", replay))})
 		require.Len(t, fleet, 2)
