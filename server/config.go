@@ -17,6 +17,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/admission"
+	"github.com/warmpath/warmpath/internal/cluster"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
@@ -49,6 +50,8 @@ type Config struct {
 	Metrics string `json:"metrics,omitempty"`
 	// HTTP is the HTTP endpoint. Read once.
 	HTTP httpendpoint.Config `json:"http,omitzero"`
+	// Cluster joins several servers to one view; none = the server is alone. Read once.
+	Cluster cluster.Config `json:"cluster,omitzero"`
 	// Deployments are the fleets; one or more. A name has no blank and no colon.
 	Deployments map[string]Deployment `json:"deployments"`
 }
@@ -139,13 +142,26 @@ func ParseConfig(data []byte) (*Config, error) {
 // Validate checks every field. The error names it.
 func (c *Config) Validate() error {
 	full := c.withDefaults()
-	return cmp.Or(full.checkAccess(), full.checkHTTP(), full.checkBounds(), full.checkDeployments())
+	return cmp.Or(full.checkAccess(), full.checkHTTP(), full.checkBounds(), full.checkCluster(), full.checkDeployments())
 }
 
 // within returns an error that names the field unless min <= value <= max.
 func within[T cmp.Ordered](field string, value, min, max T) error {
 	if value < min || value > max {
 		return fmt.Errorf("%s: %v is not between %v and %v", field, value, min, max)
+	}
+	return nil
+}
+
+func (c *Config) checkCluster() error {
+	if err := c.Cluster.Validate(); err != nil {
+		return fmt.Errorf("cluster.%w", err)
+	}
+	if n := c.Cluster.NATS; n != nil && n.Embed != nil && !c.AllowPlaintext {
+		if local, _ := onLoopback(n.Embed.Listen); !local {
+			return fmt.Errorf("cluster.nats.embed.listen: %s: not on the loopback, and routes between servers have no TLS; "+
+				"allow_plaintext permits it if the network is trusted", n.Embed.Listen)
+		}
 	}
 	return nil
 }
@@ -303,7 +319,7 @@ func (c *Config) CheckFiles() error {
 }
 
 // readOnce are the fields of a config that only New reads.
-var readOnce = []string{"Listen", "AllowPlaintext", "TLS", "Metrics", "HTTP", "MaxConnections"}
+var readOnce = []string{"Listen", "AllowPlaintext", "TLS", "Metrics", "HTTP", "MaxConnections", "Cluster"}
 
 // warnReadOnce logs which changed fields of another config are not in force, since they are read once.
 func (s *Server) warnReadOnce(c *Config) {

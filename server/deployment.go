@@ -31,6 +31,7 @@ type deployment struct {
 
 	wake      signal              // given when there may be news for watchers
 	unobserve func()              // ends the metrics
+	leave     func()              // ends the part in a cluster
 	checked   map[string]*checked // replicas by id; of the task that checks their health
 
 	// These are replaced under mu and read without it.
@@ -45,6 +46,7 @@ type deployment struct {
 	pushed    *warmpathv1.ConfigUpdate
 	roster    roster
 	balance   balance
+	peers     *peers
 	ejected   []*member // members that are ejected or half-open, in their order
 	ejections uint64    // the version of the Router's ejections that ejected has
 	watchers  int
@@ -56,15 +58,17 @@ type deployment struct {
 // newDeployment returns a deployment without a config: it serves once a change is applied.
 func newDeployment(
 	name string, log *slog.Logger, now func() time.Time, moved func(), recorder *telemetry.Recorder,
+	m membership,
 ) *deployment {
 	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
-	d.unobserve = func() {}
+	d.unobserve, d.leave = func() {}, func() {}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
-	d.balance = balance{sources: &d.sources, ledger: ledger{roster: &d.roster}}
+	d.peers = m.newPeers(name, d.log, now())
+	d.balance = balance{sources: &d.sources, peers: d.peers, ledger: ledger{roster: &d.roster}}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, tally: &d.tally,
-		leases: newLeases(name), store: sharedstore.NewMemory(now),
+		leases: newLeases(name), store: m.storeOf(name, sharedstore.NewMemory(now)),
 		recorder: recorder.With(telemetry.KeyDeployment.String(name)),
 	}
 	return d
@@ -122,13 +126,14 @@ func (x *change) apply(limits *Config) {
 		if stop, err = d.watchMeters(); err == nil {
 			d.unobserve = stop
 		}
+		err = errors.Join(err, d.join())
 		announce(d.log, &x.config, d.catalogue.Load().notServing())
 	}
 	if x.router != nil {
 		err = errors.Join(err, d.hosted.Load().observe(d.picks.recorder))
 	}
 	if err != nil {
-		d.log.Error("warmpath: some metrics are not recorded", "error", err)
+		d.log.Error("warmpath: some metrics are not recorded, or the cluster is not joined", "error", err)
 	}
 	d.start(time.Duration(limits.LoadInterval), x.config)
 }
@@ -142,6 +147,9 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 		old.adopt(x.config.Config)
 	} else {
 		next := host(x.router, x.config.Config, old, &d.conns, d.log)
+		if d.peers.bus != nil {
+			next.spread, next.follows = &d.peers.routes, func(id string) bool { return d.peers.follows(id, d.now()) }
+		}
 		d.hosted.Store(next)
 		before = old
 		next.take(d.roster.order)
@@ -149,6 +157,7 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	if x.service != d.pushed.GetServiceConfig() {
 		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: x.service}
 	}
+	d.peers.config = hashOf(x.service)
 	d.sources.configure(x.config)
 	d.limits.Store(limits)
 	d.picks.leases.limit(limits.MaxReservations)
@@ -218,12 +227,14 @@ func (d *deployment) tick(now time.Time) {
 	h.router.Health.Look()
 	d.eject(h.router, now)
 	h.flush(d.roster.numberOf)
+	d.publish(uncached, now)
 	d.wake.give()
 }
 
 // close ends the deployment, with its goroutines, its watchers and the picks that wait.
 func (d *deployment) close() {
 	d.tasks.stop()
+	d.leave()
 	d.mu.Lock()
 	d.closed = true
 	d.balance.ledger.close()

@@ -34,6 +34,11 @@ type hosted struct {
 	index  *index
 	events *kvevents.Manager
 
+	// In a cluster; nil without one.
+	spread   *router.RouteLog                // of the routes that are published to the other servers
+	follows  func(id string) bool            // reports whether this server follows a replica's events; the deployment's mutex is held
+	followed atomic.Pointer[map[string]bool] // the replicas whose events count
+
 	own        router.RouteLog // of the picks made here since the last interval
 	predicting sync.Mutex      // held while changes predicted from routes are applied, so that they are in order
 
@@ -112,16 +117,21 @@ func serviceConfig(c policy.Config) (string, error) {
 	return string(raw), err
 }
 
-// changed applies a replica's events: blocks are for the Router here, superblocks for those of the watchers.
+// changed applies a replica's events: blocks are for the Router here, superblocks for those of the watchers. In a
+// cluster all Routers use superblocks, since those of the other servers get no more. What comes from a replica that
+// another server follows by now, its subscription's end included, does not count.
 func (h *hosted) changed(changes []policy.CacheChange) {
+	if followed := h.followed.Load(); h.spread != nil && (followed == nil || !(*followed)[changes[0].Replica]) {
+		return
+	}
 	h.index.take(changes)
-	blocks := make([]policy.CacheChange, 0, len(changes))
+	some := make([]policy.CacheChange, 0, len(changes))
 	for _, c := range changes {
-		if c.BlockTokens != policy.SuperblockTokens {
-			blocks = append(blocks, c)
+		if (c.BlockTokens == policy.SuperblockTokens) == (h.spread != nil) {
+			some = append(some, c)
 		}
 	}
-	h.router.CacheChanged(blocks)
+	h.router.CacheChanged(some)
 }
 
 // routed applies routes to the caches of replicas that publish no events.
@@ -146,9 +156,23 @@ func (h *hosted) shared(to *policy.Replica, rank int, superblocks []uint64) {
 	}
 }
 
+// received applies routes that this server's clients report or that it picked, and publishes them in a cluster.
+func (h *hosted) received(all []router.Route) {
+	h.routed(all)
+	if h.spread == nil || len(all) == 0 {
+		return
+	}
+	view := h.router.View()
+	for _, r := range all {
+		if rep := view.ByID(r.Replica); rep != nil && len(r.Superblocks) > 0 {
+			h.spread.Add(rep, r.Rank, r.Superblocks)
+		}
+	}
+}
+
 // flush makes a version of the index, for watchers.
 func (h *hosted) flush(number func(id string) uint32) {
-	h.routed(h.own.Take())
+	h.received(h.own.Take())
 	if h.index != nil {
 		h.index.flush(number)
 	}
@@ -162,17 +186,30 @@ func (h *hosted) take(order []*member) {
 	}
 	h.router.Fleet.Set(members)
 	h.router.Fleet.Connect()
-	sources, silent := make([]policy.Attributes, len(order)), make(map[string]cacheOf)
-	for i, m := range order {
+	for _, m := range order {
 		h.router.Fleet.SetCapacity(m.ID, m.KVTokens)
+	}
+	h.subscribe(order)
+}
+
+// subscribe follows the KV events of the replicas that have any, in a cluster of some of them, and predicts the caches
+// of the others.
+func (h *hosted) subscribe(order []*member) {
+	sources, silent := make([]policy.Attributes, len(order)), make(map[string]cacheOf)
+	followed := make(map[string]bool)
+	for i, m := range order {
 		sources[i] = eventsource.Declared(m.Attributes, h.config.KVEvents, h.config.KVEventsReplay)
 		if sources[i].KVEvents == "" && h.router.Routes.Shares() {
 			silent[m.ID] = cacheOf{tokens: m.KVTokens, instance: m.Instance}
+		}
+		if followed[m.ID] = h.follows == nil || h.follows(m.ID); !followed[m.ID] {
+			sources[i].KVEvents = ""
 		}
 	}
 	if h.index == nil {
 		return
 	}
+	h.followed.Store(&followed)
 	h.events.SetFleet(sources)
 	h.predicting.Lock()
 	defer h.predicting.Unlock()

@@ -187,6 +187,7 @@ func (l *ledger) count(now time.Time) (stale map[uint32]bool) {
 type balance struct {
 	sources *sources
 	ledger  ledger
+	peers   *peers
 
 	// The load as of the last interval; that of each replica is in its record.
 	interval  uint64 // its number
@@ -238,12 +239,15 @@ func (b *balance) tick(rt *router.Router, uncached map[uint32]replicaLoad, now t
 	var stale []uint32
 	var unknown []*member
 	var known replicaLoad // peer load of the rest
+	damped := b.peers.damped(b.ledger.roster.order)
 	for _, m := range b.ledger.roster.order {
 		rep := view.ByID(m.ID)
 		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
 		total, fresh := b.totalOf(m, own, now)
 		b.show(m, exactView, total)
-		hidden, _ := b.totalOf(m, uncached[m.number], now)
+		whole := uncached[m.number]
+		whole.tokens += b.peers.cached[m.ID]
+		hidden, _ := b.totalOf(m, whole, now)
 		b.show(m, uncachedView, hidden)
 		unsettled := b.unsettled(m, now)
 		if old[m.number] || !fresh || unsettled {
@@ -254,6 +258,10 @@ func (b *balance) tick(rt *router.Router, uncached map[uint32]replicaLoad, now t
 			continue
 		}
 		total.add(own, -1)
+		if l, ok := damped[m.ID]; ok {
+			total.add(b.peers.total[m.ID], -1)
+			total.add(replicaLoad{int64(l.Ongoing), l.QueuedTokens}, 1)
+		}
 		known.add(total, 1)
 		set(rep, total)
 	}
@@ -264,6 +272,9 @@ func (b *balance) tick(rt *router.Router, uncached map[uint32]replicaLoad, now t
 		})
 	}
 	b.mark(stale, b.interval)
+	if damped != nil {
+		rt.Load.SetDrift(b.peers.damping.Drift())
+	}
 	rt.Load.SetPeers(peers)
 }
 
@@ -280,6 +291,7 @@ func (b *balance) show(m *member, view int, load replicaLoad) {
 func (b *balance) totalOf(m *member, own replicaLoad, now time.Time) (total replicaLoad, fresh bool) {
 	total = own
 	total.add(m.reported, 1)
+	total.add(b.peers.total[m.ID], 1)
 	load := b.sources.loadOf(m)
 	if load.at.IsZero() {
 		return total, true

@@ -135,7 +135,7 @@ func (f *fixture) ongoing(name string) map[string]int {
 // deploy returns a deployment of a config that no server has and whose tasks do not run.
 func deploy(t testing.TB, c *Config, name string, now func() time.Time) *deployment {
 	t.Helper()
-	d := newDeployment(name, discard, now, func() {}, recorder(t))
+	d := newDeployment(name, discard, now, func() {}, recorder(t), membership{})
 	x, err := d.prepare(c.Deployments[name])
 	require.NoError(t, err)
 	x.apply(c)

@@ -41,8 +41,10 @@ type ownLoad struct {
 // A registration is a replica that registered itself, until its lease ends.
 type registration struct {
 	described
-	load  ownLoad
-	until time.Time
+	load      ownLoad
+	until     time.Time
+	request   *warmpathv1.RegisterRequest // as received
+	elsewhere bool                        // by another server of the cluster
 }
 
 // configure puts another config into force.
@@ -101,7 +103,7 @@ func (x *sources) register(
 		lease = min(asked, maxRegisterLease)
 	}
 	now := x.now()
-	next := &registration{described: m, load: ownLoad{replicaLoad: replicaLoad{-1, -1}}, until: now.Add(lease)}
+	next := &registration{described: m, load: ownLoad{replicaLoad: replicaLoad{-1, -1}}, until: now.Add(lease), request: r}
 	if r.Ongoing != nil {
 		next.load.ongoing, next.load.at = int64(min(r.GetOngoing(), maxOngoing)), now
 	}

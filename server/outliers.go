@@ -50,22 +50,13 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 			continue
 		}
 		e := m.ejection
-		c := outlier.Counts{
-			Successes: countOf(o.GetSuccesses()), Failures: countOf(o.GetFailures()), Late: countOf(o.GetLate()),
-		}
 		probe := e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id
-		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.principal.name, c, probe)
+		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.principal.name, countsOf(o), probe)
+		d.peers.showed(w.principal.name, o, probe)
 	}
-	rt.Health.Sync()
-	if rt.Outliers().Version() != d.ejections {
-		d.eject(rt, d.now())
-		d.wake.give()
-	}
+	d.judged(rt)
 	return nil
 }
-
-// countOf bounds a count of a report.
-func countOf(n uint32) int { return int(min(n, 1<<20)) }
 
 // eject follows the Router's ejections. Called with mu held.
 func (d *deployment) eject(rt *router.Router, now time.Time) {

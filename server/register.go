@@ -49,6 +49,7 @@ func (s routingService) Register(ctx context.Context, r *warmpathv1.RegisterRequ
 	d.update(func(x *sources) (changed bool) {
 		if err = checkEvents(&m, host, x.config.RegisterEventHosts); err == nil {
 			a, changed, err = x.register(r, m)
+			d.peers.registered(r, err)
 		}
 		return changed
 	})

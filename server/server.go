@@ -51,6 +51,7 @@ type Server struct {
 	certs         *certificates // nil = plaintext
 	began         time.Time
 	recorder      *telemetry.Recorder
+	membership    membership
 	tracer        trace.Tracer
 	grpc          *grpc.Server
 	http          *http.Server  // nil without an address for it
@@ -100,6 +101,10 @@ func New(c *Config, o Options) (*Server, error) {
 		if s.certs, err = openCertificates(c.TLS, o.Logger); err != nil {
 			return nil, fmt.Errorf("tls.%w", err)
 		}
+	}
+	if s.membership, err = joinCluster(c, s.incarnation, o.Logger); err != nil {
+		s.certs.close()
+		return nil, err
 	}
 	s.grpc = grpc.NewServer(s.options()...)
 	warmpathv1.RegisterRoutingServiceServer(s.grpc, routingService{Server: s})
@@ -182,7 +187,7 @@ func (s *Server) prepare(c *Config) (changes map[string]*change, err error) {
 	for name, dc := range c.Deployments {
 		d := (*s.deployments.Load())[name]
 		if d == nil {
-			d = newDeployment(name, s.log, s.now, s.authenticator.moved.give, s.recorder)
+			d = newDeployment(name, s.log, s.now, s.authenticator.moved.give, s.recorder, s.membership)
 		}
 		x, err := d.prepare(dc)
 		if err != nil {
@@ -238,6 +243,9 @@ func (s *Server) Close() {
 		d.close()
 	}
 	s.grpc.Stop()
+	if s.membership.bus != nil {
+		s.membership.bus.Close()
+	}
 	s.authenticator.close()
 	s.certs.close()
 	if s.http != nil {

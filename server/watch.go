@@ -173,7 +173,7 @@ func (w *watcher) routed(r *warmpathv1.RouteReport) error {
 	if hashes > router.MaxRouteHashes {
 		return invalid("routes: more than %d hashes", router.MaxRouteHashes)
 	}
-	d.hosted.Load().routed(all)
+	d.hosted.Load().received(all)
 	return nil
 }
 

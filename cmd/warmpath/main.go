@@ -23,6 +23,7 @@ import (
 
 	_ "github.com/warmpath/warmpath/resolver/file"
 	_ "github.com/warmpath/warmpath/resolver/kubernetes"
+	_ "github.com/warmpath/warmpath/server/nats"
 )
 
 // Exit codes.

@@ -19,8 +19,16 @@ import (
 const (
 	maxKey   = 256      // bytes
 	maxValue = 64 << 10 // bytes
-	maxTTL   = 24 * time.Hour
+	MaxTTL   = 24 * time.Hour
 )
+
+// Check refuses what is out of these bounds with [policy.ErrInvalid].
+func Check(key string, value []byte) error {
+	if key == "" || len(key) > maxKey || len(value) > maxValue {
+		return policy.ErrInvalid
+	}
+	return nil
+}
 
 // NewContext returns a context with a store for the policies that are called with it.
 func NewContext(ctx context.Context, s policy.Store) context.Context {
@@ -102,11 +110,11 @@ func (m *memory) find(key string) (policy.Entry, error) {
 
 // write enters a value and makes room for it. Called with mu held.
 func (m *memory) write(key string, value []byte, ttl time.Duration) (uint64, error) {
-	if key == "" || len(key) > maxKey || len(value) > maxValue {
-		return 0, policy.ErrInvalid
+	if err := Check(key, value); err != nil {
+		return 0, err
 	}
 	m.drop(m.entries[key])
-	ttl = min(cmp.Or(max(ttl, 0), maxTTL), maxTTL)
+	ttl = min(cmp.Or(max(ttl, 0), MaxTTL), MaxTTL)
 	m.version++
 	m.entries[key] = m.recent.PushFront(&entry{key, append([]byte(nil), value...), m.version, m.now().Add(ttl)})
 	m.bytes += len(key) + len(value) + overhead

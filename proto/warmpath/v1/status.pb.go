@@ -163,7 +163,9 @@ type DeploymentStatus struct {
 	// Absent where no end of a request was reported with usage, and for principals that are not trusted.
 	CachedTokens *CachedTokens `protobuf:"bytes,15,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
 	// Absent without a shadow policy, and for principals that are not trusted.
-	Shadow        *ShadowStatus `protobuf:"bytes,16,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	Shadow *ShadowStatus `protobuf:"bytes,16,opt,name=shadow,proto3" json:"shadow,omitempty"`
+	// The server's part in a cluster; absent = it is alone.
+	Cluster       *ClusterStatus `protobuf:"bytes,17,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -306,6 +308,13 @@ func (x *DeploymentStatus) GetCachedTokens() *CachedTokens {
 func (x *DeploymentStatus) GetShadow() *ShadowStatus {
 	if x != nil {
 		return x.Shadow
+	}
+	return nil
+}
+
+func (x *DeploymentStatus) GetCluster() *ClusterStatus {
+	if x != nil {
+		return x.Cluster
 	}
 	return nil
 }
@@ -454,6 +463,176 @@ func (x *ShadowStatus) GetActualMatchedTokens() uint64 {
 	return 0
 }
 
+// ClusterStatus is how a server of a cluster is connected to the others.
+type ClusterStatus struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its name.
+	Origin string `protobuf:"bytes,1,opt,name=origin,proto3" json:"origin,omitempty"`
+	// It can send to the others now.
+	Connected bool `protobuf:"varint,2,opt,name=connected,proto3" json:"connected,omitempty"`
+	// The others that were received from in the last three seconds.
+	Peers []*PeerStatus `protobuf:"bytes,3,rep,name=peers,proto3" json:"peers,omitempty"`
+	// What was published and received since the deployment was added.
+	SentBytes     uint64 `protobuf:"varint,4,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	ReceivedBytes uint64 `protobuf:"varint,5,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
+	// Sequences that were missed; each is healed by a snapshot.
+	Gaps          uint64 `protobuf:"varint,6,opt,name=gaps,proto3" json:"gaps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterStatus) Reset() {
+	*x = ClusterStatus{}
+	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterStatus) ProtoMessage() {}
+
+func (x *ClusterStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterStatus.ProtoReflect.Descriptor instead.
+func (*ClusterStatus) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *ClusterStatus) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+func (x *ClusterStatus) GetConnected() bool {
+	if x != nil {
+		return x.Connected
+	}
+	return false
+}
+
+func (x *ClusterStatus) GetPeers() []*PeerStatus {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *ClusterStatus) GetSentBytes() uint64 {
+	if x != nil {
+		return x.SentBytes
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetReceivedBytes() uint64 {
+	if x != nil {
+		return x.ReceivedBytes
+	}
+	return 0
+}
+
+func (x *ClusterStatus) GetGaps() uint64 {
+	if x != nil {
+		return x.Gaps
+	}
+	return 0
+}
+
+// PeerStatus is another server of the cluster.
+type PeerStatus struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Origin string                 `protobuf:"bytes,1,opt,name=origin,proto3" json:"origin,omitempty"`
+	Epoch  string                 `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	// Since its last update, in milliseconds.
+	AgeMs uint64 `protobuf:"varint,3,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// No sequence of it is missed.
+	InSync bool `protobuf:"varint,4,opt,name=in_sync,json=inSync,proto3" json:"in_sync,omitempty"`
+	// Its config of the deployment is the same.
+	SameConfig    bool `protobuf:"varint,5,opt,name=same_config,json=sameConfig,proto3" json:"same_config,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerStatus) Reset() {
+	*x = PeerStatus{}
+	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerStatus) ProtoMessage() {}
+
+func (x *PeerStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerStatus.ProtoReflect.Descriptor instead.
+func (*PeerStatus) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PeerStatus) GetOrigin() string {
+	if x != nil {
+		return x.Origin
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetEpoch() string {
+	if x != nil {
+		return x.Epoch
+	}
+	return ""
+}
+
+func (x *PeerStatus) GetAgeMs() uint64 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *PeerStatus) GetInSync() bool {
+	if x != nil {
+		return x.InSync
+	}
+	return false
+}
+
+func (x *PeerStatus) GetSameConfig() bool {
+	if x != nil {
+		return x.SameConfig
+	}
+	return false
+}
+
 // ReplicaStatus is the state of one replica.
 type ReplicaStatus struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -486,7 +665,7 @@ type ReplicaStatus struct {
 
 func (x *ReplicaStatus) Reset() {
 	*x = ReplicaStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	mi := &file_warmpath_v1_status_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +677,7 @@ func (x *ReplicaStatus) String() string {
 func (*ReplicaStatus) ProtoMessage() {}
 
 func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[5]
+	mi := &file_warmpath_v1_status_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +690,7 @@ func (x *ReplicaStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatus.ProtoReflect.Descriptor instead.
 func (*ReplicaStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{5}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ReplicaStatus) GetId() string {
@@ -610,7 +789,7 @@ type HealthReport struct {
 
 func (x *HealthReport) Reset() {
 	*x = HealthReport{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	mi := &file_warmpath_v1_status_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +801,7 @@ func (x *HealthReport) String() string {
 func (*HealthReport) ProtoMessage() {}
 
 func (x *HealthReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[6]
+	mi := &file_warmpath_v1_status_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +814,7 @@ func (x *HealthReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthReport.ProtoReflect.Descriptor instead.
 func (*HealthReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{6}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *HealthReport) GetBy() string {
@@ -697,7 +876,7 @@ type EventStatus struct {
 
 func (x *EventStatus) Reset() {
 	*x = EventStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[7]
+	mi := &file_warmpath_v1_status_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +888,7 @@ func (x *EventStatus) String() string {
 func (*EventStatus) ProtoMessage() {}
 
 func (x *EventStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[7]
+	mi := &file_warmpath_v1_status_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +901,7 @@ func (x *EventStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventStatus.ProtoReflect.Descriptor instead.
 func (*EventStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{7}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *EventStatus) GetConnected() uint32 {
@@ -801,7 +980,7 @@ type DecisionCount struct {
 
 func (x *DecisionCount) Reset() {
 	*x = DecisionCount{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[8]
+	mi := &file_warmpath_v1_status_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -813,7 +992,7 @@ func (x *DecisionCount) String() string {
 func (*DecisionCount) ProtoMessage() {}
 
 func (x *DecisionCount) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[8]
+	mi := &file_warmpath_v1_status_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -826,7 +1005,7 @@ func (x *DecisionCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecisionCount.ProtoReflect.Descriptor instead.
 func (*DecisionCount) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{8}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DecisionCount) GetPolicy() string {
@@ -862,7 +1041,7 @@ type FailureCount struct {
 
 func (x *FailureCount) Reset() {
 	*x = FailureCount{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[9]
+	mi := &file_warmpath_v1_status_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -874,7 +1053,7 @@ func (x *FailureCount) String() string {
 func (*FailureCount) ProtoMessage() {}
 
 func (x *FailureCount) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[9]
+	mi := &file_warmpath_v1_status_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -887,7 +1066,7 @@ func (x *FailureCount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FailureCount.ProtoReflect.Descriptor instead.
 func (*FailureCount) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{9}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FailureCount) GetCode() int32 {
@@ -919,7 +1098,7 @@ type IndexStatus struct {
 
 func (x *IndexStatus) Reset() {
 	*x = IndexStatus{}
-	mi := &file_warmpath_v1_status_proto_msgTypes[10]
+	mi := &file_warmpath_v1_status_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -931,7 +1110,7 @@ func (x *IndexStatus) String() string {
 func (*IndexStatus) ProtoMessage() {}
 
 func (x *IndexStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_status_proto_msgTypes[10]
+	mi := &file_warmpath_v1_status_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -944,7 +1123,7 @@ func (x *IndexStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexStatus.ProtoReflect.Descriptor instead.
 func (*IndexStatus) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{10}
+	return file_warmpath_v1_status_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *IndexStatus) GetBytes() uint64 {
@@ -987,7 +1166,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x11GetStatusResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x12?\n" +
-	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\xc3\x05\n" +
+	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\xf9\x05\n" +
 	"\x10DeploymentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x126\n" +
@@ -1006,7 +1185,8 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\vnot_serving\x18\x0e \x01(\tR\n" +
 	"notServing\x12>\n" +
 	"\rcached_tokens\x18\x0f \x01(\v2\x19.warmpath.v1.CachedTokensR\fcachedTokens\x121\n" +
-	"\x06shadow\x18\x10 \x01(\v2\x19.warmpath.v1.ShadowStatusR\x06shadow\"`\n" +
+	"\x06shadow\x18\x10 \x01(\v2\x19.warmpath.v1.ShadowStatusR\x06shadow\x124\n" +
+	"\acluster\x18\x11 \x01(\v2\x1a.warmpath.v1.ClusterStatusR\acluster\"`\n" +
 	"\fCachedTokens\x12\x16\n" +
 	"\x06prompt\x18\x01 \x01(\x04R\x06prompt\x12\x1c\n" +
 	"\tpredicted\x18\x02 \x01(\x04R\tpredicted\x12\x1a\n" +
@@ -1016,7 +1196,23 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\tdecisions\x18\x02 \x01(\x04R\tdecisions\x12\x1c\n" +
 	"\tdiffering\x18\x03 \x01(\x04R\tdiffering\x12%\n" +
 	"\x0ematched_tokens\x18\x04 \x01(\x04R\rmatchedTokens\x122\n" +
-	"\x15actual_matched_tokens\x18\x05 \x01(\x04R\x13actualMatchedTokens\"\xfb\x02\n" +
+	"\x15actual_matched_tokens\x18\x05 \x01(\x04R\x13actualMatchedTokens\"\xce\x01\n" +
+	"\rClusterStatus\x12\x16\n" +
+	"\x06origin\x18\x01 \x01(\tR\x06origin\x12\x1c\n" +
+	"\tconnected\x18\x02 \x01(\bR\tconnected\x12-\n" +
+	"\x05peers\x18\x03 \x03(\v2\x17.warmpath.v1.PeerStatusR\x05peers\x12\x1d\n" +
+	"\n" +
+	"sent_bytes\x18\x04 \x01(\x04R\tsentBytes\x12%\n" +
+	"\x0ereceived_bytes\x18\x05 \x01(\x04R\rreceivedBytes\x12\x12\n" +
+	"\x04gaps\x18\x06 \x01(\x04R\x04gaps\"\x8b\x01\n" +
+	"\n" +
+	"PeerStatus\x12\x16\n" +
+	"\x06origin\x18\x01 \x01(\tR\x06origin\x12\x14\n" +
+	"\x05epoch\x18\x02 \x01(\tR\x05epoch\x12\x15\n" +
+	"\x06age_ms\x18\x03 \x01(\x04R\x05ageMs\x12\x17\n" +
+	"\ain_sync\x18\x04 \x01(\bR\x06inSync\x12\x1f\n" +
+	"\vsame_config\x18\x05 \x01(\bR\n" +
+	"sameConfig\"\xfb\x02\n" +
 	"\rReplicaStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -1075,37 +1271,41 @@ func file_warmpath_v1_status_proto_rawDescGZIP() []byte {
 	return file_warmpath_v1_status_proto_rawDescData
 }
 
-var file_warmpath_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
+var file_warmpath_v1_status_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_warmpath_v1_status_proto_goTypes = []any{
 	(*GetStatusRequest)(nil),  // 0: warmpath.v1.GetStatusRequest
 	(*GetStatusResponse)(nil), // 1: warmpath.v1.GetStatusResponse
 	(*DeploymentStatus)(nil),  // 2: warmpath.v1.DeploymentStatus
 	(*CachedTokens)(nil),      // 3: warmpath.v1.CachedTokens
 	(*ShadowStatus)(nil),      // 4: warmpath.v1.ShadowStatus
-	(*ReplicaStatus)(nil),     // 5: warmpath.v1.ReplicaStatus
-	(*HealthReport)(nil),      // 6: warmpath.v1.HealthReport
-	(*EventStatus)(nil),       // 7: warmpath.v1.EventStatus
-	(*DecisionCount)(nil),     // 8: warmpath.v1.DecisionCount
-	(*FailureCount)(nil),      // 9: warmpath.v1.FailureCount
-	(*IndexStatus)(nil),       // 10: warmpath.v1.IndexStatus
+	(*ClusterStatus)(nil),     // 5: warmpath.v1.ClusterStatus
+	(*PeerStatus)(nil),        // 6: warmpath.v1.PeerStatus
+	(*ReplicaStatus)(nil),     // 7: warmpath.v1.ReplicaStatus
+	(*HealthReport)(nil),      // 8: warmpath.v1.HealthReport
+	(*EventStatus)(nil),       // 9: warmpath.v1.EventStatus
+	(*DecisionCount)(nil),     // 10: warmpath.v1.DecisionCount
+	(*FailureCount)(nil),      // 11: warmpath.v1.FailureCount
+	(*IndexStatus)(nil),       // 12: warmpath.v1.IndexStatus
 }
 var file_warmpath_v1_status_proto_depIdxs = []int32{
 	2,  // 0: warmpath.v1.GetStatusResponse.deployments:type_name -> warmpath.v1.DeploymentStatus
-	5,  // 1: warmpath.v1.DeploymentStatus.replicas:type_name -> warmpath.v1.ReplicaStatus
-	8,  // 2: warmpath.v1.DeploymentStatus.decisions:type_name -> warmpath.v1.DecisionCount
-	9,  // 3: warmpath.v1.DeploymentStatus.failures:type_name -> warmpath.v1.FailureCount
-	10, // 4: warmpath.v1.DeploymentStatus.index:type_name -> warmpath.v1.IndexStatus
+	7,  // 1: warmpath.v1.DeploymentStatus.replicas:type_name -> warmpath.v1.ReplicaStatus
+	10, // 2: warmpath.v1.DeploymentStatus.decisions:type_name -> warmpath.v1.DecisionCount
+	11, // 3: warmpath.v1.DeploymentStatus.failures:type_name -> warmpath.v1.FailureCount
+	12, // 4: warmpath.v1.DeploymentStatus.index:type_name -> warmpath.v1.IndexStatus
 	3,  // 5: warmpath.v1.DeploymentStatus.cached_tokens:type_name -> warmpath.v1.CachedTokens
 	4,  // 6: warmpath.v1.DeploymentStatus.shadow:type_name -> warmpath.v1.ShadowStatus
-	7,  // 7: warmpath.v1.ReplicaStatus.events:type_name -> warmpath.v1.EventStatus
-	6,  // 8: warmpath.v1.ReplicaStatus.health:type_name -> warmpath.v1.HealthReport
-	0,  // 9: warmpath.v1.StatusService.GetStatus:input_type -> warmpath.v1.GetStatusRequest
-	1,  // 10: warmpath.v1.StatusService.GetStatus:output_type -> warmpath.v1.GetStatusResponse
-	10, // [10:11] is the sub-list for method output_type
-	9,  // [9:10] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	5,  // 7: warmpath.v1.DeploymentStatus.cluster:type_name -> warmpath.v1.ClusterStatus
+	6,  // 8: warmpath.v1.ClusterStatus.peers:type_name -> warmpath.v1.PeerStatus
+	9,  // 9: warmpath.v1.ReplicaStatus.events:type_name -> warmpath.v1.EventStatus
+	8,  // 10: warmpath.v1.ReplicaStatus.health:type_name -> warmpath.v1.HealthReport
+	0,  // 11: warmpath.v1.StatusService.GetStatus:input_type -> warmpath.v1.GetStatusRequest
+	1,  // 12: warmpath.v1.StatusService.GetStatus:output_type -> warmpath.v1.GetStatusResponse
+	12, // [12:13] is the sub-list for method output_type
+	11, // [11:12] is the sub-list for method input_type
+	11, // [11:11] is the sub-list for extension type_name
+	11, // [11:11] is the sub-list for extension extendee
+	0,  // [0:11] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_status_proto_init() }
@@ -1119,7 +1319,7 @@ func file_warmpath_v1_status_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_status_proto_rawDesc), len(file_warmpath_v1_status_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   11,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

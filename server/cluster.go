@@ -1,0 +1,254 @@
+package server
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cluster"
+	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// A membership is a server's part in a cluster; without a bus there is none.
+type membership struct {
+	bus           cluster.Bus
+	origin, epoch string
+}
+
+// joinCluster opens the bus of a config that has one.
+func joinCluster(c *Config, epoch string, log *slog.Logger) (m membership, err error) {
+	if c.Cluster.NATS == nil {
+		return membership{}, nil
+	}
+	if cluster.Open == nil {
+		return membership{}, fmt.Errorf("cluster.%w", cluster.ErrNotLinked)
+	}
+	host, _ := os.Hostname() // empty = not known
+	m = membership{origin: host + "/" + c.Listen, epoch: epoch}
+	if m.bus, err = cluster.Open(c.Cluster, log); err != nil {
+		return membership{}, fmt.Errorf("cluster.%w", err)
+	}
+	return m, nil
+}
+
+// newPeers returns a deployment's part in a cluster.
+func (m membership) newPeers(deployment string, log *slog.Logger, now time.Time) *peers {
+	return &peers{
+		bus: m.bus, log: log, origin: m.origin, epoch: m.epoch, settles: now.Add(2 * joinTime),
+		subject: "warmpath.v1." + base64.RawURLEncoding.EncodeToString([]byte(deployment)),
+		known:   make(map[string]*peerServer), total: make(map[string]replicaLoad), cached: make(map[string]int64),
+		named: make(map[uint32]bool), lines: make(map[uint32]peerLine), moved: true,
+	}
+}
+
+// join begins to receive the updates of the other servers.
+func (d *deployment) join() error {
+	if d.peers.bus == nil {
+		return nil
+	}
+	stop, err := d.peers.bus.Subscribe(d.peers.subject, func(data []byte) {
+		_ = shielded(d.log, "an update of another server", func() error { return d.received(data) })
+	})
+	d.leave = func() {
+		stop()
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.peers.send(&warmpathv1.PeerUpdate{Leaving: true}, d.now())
+	}
+	return err
+}
+
+// received applies an update of another server.
+func (d *deployment) received(data []byte) error {
+	u := new(warmpathv1.PeerUpdate)
+	if err := proto.Unmarshal(data, u); err != nil {
+		return err
+	}
+	routes, changes := d.receive(u, len(data))
+	h := d.hosted.Load()
+	h.routed(routes)
+	if h.index != nil && len(changes) > 0 {
+		h.index.take(changes)
+		h.router.CacheChanged(changes)
+	}
+	return nil
+}
+
+// receive applies all of an update but what it says of caches, which it returns.
+func (d *deployment) receive(u *warmpathv1.PeerUpdate, size int) (routes []router.Route, changes []policy.CacheChange) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return nil, nil
+	}
+	d.peers.receivedBytes += uint64(size)
+	x, news := d.peers.received(u, d.now())
+	if !news {
+		return nil, nil
+	}
+	d.registeredElsewhere(u.GetRegistrations())
+	d.showedElsewhere(x, u.GetOutcomes())
+	for _, r := range u.GetRoutes() {
+		routes = append(routes, router.Route{
+			Replica: x.ids[r.GetReplica()], Rank: int(r.GetRank()), Superblocks: r.GetSuperblocks(),
+		})
+	}
+	for _, c := range u.GetCaches() {
+		switch id := x.ids[c.GetReplica()]; {
+		case d.roster.byID[id] == nil || c.GetRank() >= maxRanks || c.GetTier() > policy.Tiers:
+		case c.GetRouted(): // of a snapshot: what is predicted here as well stays
+			routes = append(routes, router.Route{Replica: id, Rank: int(c.GetRank()), Superblocks: c.GetStored()})
+		default:
+			changes = append(changes, cacheChange(id, c))
+		}
+	}
+	return routes, changes
+}
+
+// registeredElsewhere applies heartbeats that another server received. Called with mu held.
+func (d *deployment) registeredElsewhere(all []*warmpathv1.RegisterRequest) {
+	changed := false
+	for _, r := range all {
+		m, err := decodeReplica(r.GetReplica())
+		if err != nil {
+			continue
+		}
+		_, moves, err := d.sources.register(r, m)
+		if own := d.sources.registered[m.ID]; own != nil {
+			own.elsewhere = err == nil
+		}
+		changed = changed || moves
+	}
+	if changed && d.refleet() {
+		d.wake.give()
+	}
+}
+
+// showedElsewhere enters outcomes that another server's clients reported. Called with mu held.
+func (d *deployment) showedElsewhere(x *peerServer, all []*warmpathv1.PeerOutcomes) {
+	rt := d.hosted.Load().router
+	view := rt.View()
+	for _, o := range all {
+		if rep := view.ByID(x.ids[o.GetOutcomes().GetReplica()]); rep != nil {
+			rt.Outliers().Add(rt.Outlier(rep), o.GetPrincipal(), countsOf(o.GetOutcomes()), o.GetProbe())
+		}
+	}
+	if len(all) > 0 {
+		d.judged(rt)
+	}
+}
+
+// judged follows the Router's ejections where they have changed. Called with mu held.
+func (d *deployment) judged(rt *router.Router) {
+	rt.Health.Sync()
+	if rt.Outliers().Version() != d.ejections {
+		d.eject(rt, d.now())
+		d.wake.give()
+	}
+}
+
+// publish sends the other servers what this one has first hand. uncached is the load of the picks made here, as if no
+// prompt were cached. Called with mu held.
+func (d *deployment) publish(uncached map[uint32]replicaLoad, now time.Time) {
+	h, p := d.hosted.Load(), d.peers
+	if p.expire(now) {
+		h.subscribe(d.roster.order)
+	}
+	if p.bus == nil {
+		return
+	}
+	view, lines := h.router.View(), make(map[uint32]peerLine, len(d.roster.order))
+	for _, m := range d.roster.order {
+		rep := view.ByID(m.ID)
+		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
+		line := peerLine{own, max(uncached[m.number].tokens-own.tokens, 0)}
+		line.add(m.reported, 1)
+		lines[m.number] = line
+	}
+	var changes []*warmpathv1.PeerUpdate
+	if h.index != nil {
+		changes = d.followed(h.index.since(p.index, d.roster.numberOf), false)
+		p.index = h.index.at()
+	}
+	p.publish(now, d.roster.order, lines, changes, func() []*warmpathv1.PeerUpdate { return d.snapshot(h) })
+}
+
+// snapshot is what a peer needs beside the load: ejections, the caches that this server follows or answers for, and the
+// registrations that it has first hand.
+func (d *deployment) snapshot(h *hosted) (all []*warmpathv1.PeerUpdate) {
+	u := new(warmpathv1.PeerUpdate)
+	for _, m := range d.ejected {
+		u.Outcomes = append(u.Outcomes, &warmpathv1.PeerOutcomes{
+			Outcomes: &warmpathv1.ReplicaOutcomes{Replica: m.number, Failures: 1 << 10},
+		})
+	}
+	var beats []*warmpathv1.RegisterRequest
+	for _, r := range d.sources.registered {
+		if left := r.until.Sub(d.now()).Milliseconds(); !r.elsewhere && left > 0 {
+			beat := proto.CloneOf(r.request)
+			beat.LeaseMs = uint32(left)
+			beats = append(beats, beat)
+		}
+	}
+	all = append(beatsOf(beats), u)
+	if h.index != nil {
+		all = append(all, d.followed(h.index.since(0, d.roster.numberOf), true)...)
+	}
+	return all
+}
+
+// followed are those of the index's changes whose replicas this server follows; predicted caches only in a snapshot,
+// since every server predicts.
+func (d *deployment) followed(updates []*warmpathv1.IndexUpdate, predicted bool) (all []*warmpathv1.PeerUpdate) {
+	now := d.now()
+	for _, from := range updates {
+		u := new(warmpathv1.PeerUpdate)
+		for _, c := range from.GetChanges() {
+			m := d.roster.numbered(c.GetReplica())
+			if m != nil && (predicted || !c.GetRouted()) && d.peers.follows(m.ID, now) {
+				u.Caches = append(u.Caches, c)
+			}
+		}
+		if len(u.Caches) > 0 {
+			all = append(all, u)
+		}
+	}
+	return all
+}
+
+// countsOf are the counts of a report, bounded.
+func countsOf(o *warmpathv1.ReplicaOutcomes) outlier.Counts {
+	count := func(n uint32) int { return int(min(n, 1<<20)) }
+	return outlier.Counts{
+		Successes: count(o.GetSuccesses()), Failures: count(o.GetFailures()), Late: count(o.GetLate()),
+	}
+}
+
+// hashOf is the hash of a config that servers compare.
+func hashOf(config string) string {
+	sum := xxh3.HashString128(config).Bytes()
+	return hex.EncodeToString(sum[:])
+}
+
+// storeOf is the store of a deployment: shared with the other servers, or in memory.
+func (m membership) storeOf(deployment string, memory policy.Store) policy.Store {
+	if m.bus == nil {
+		return memory
+	}
+	return m.bus.Store(deployment)
+}
+
+func (d *deployment) clusterStatus() *warmpathv1.ClusterStatus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.peers.status(d.now())
+}

@@ -1,0 +1,222 @@
+// Package nats joins look-aside servers to one view over NATS. It is imported for its effect: the server's config may
+// then have cluster.
+package nats
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"time"
+
+	natsserver "github.com/nats-io/nats-server/v2/server"
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nuid"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cluster"
+)
+
+func init() { cluster.Open = open }
+
+const (
+	// startTime is how long the embedded NATS may take to start.
+	startTime = 10 * time.Second
+	// pingInterval is how often a connection is checked; two that are not answered end it.
+	pingInterval = time.Second
+	// maxUnsent bounds the messages that wait to be sent; more are dropped.
+	maxUnsent = 4096
+	// closeTime is how long Close waits for what is not sent yet.
+	closeTime = time.Second
+	// user is the one user of the embedded NATS.
+	user = "warmpath"
+)
+
+// bus implements [cluster.Bus] over NATS.
+type bus struct {
+	conn   *nats.Conn
+	stream jetstream.JetStream
+	embed  *natsserver.Server // nil = it runs elsewhere
+	dir    string             // of the embedded one; "" = none
+	copies int                // of what the store has
+	log    *slog.Logger
+	unsent chan message
+	ended  chan struct{} // closed when all is sent
+}
+
+type message struct {
+	subject string
+	data    []byte
+}
+
+// open connects to NATS, and starts it where it is embedded. It does not wait for the other servers, nor for a NATS that
+// cannot be reached.
+func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
+	b := &bus{log: log, copies: 1, unsent: make(chan message, maxUnsent), ended: make(chan struct{})}
+	options := []nats.Option{
+		nats.Name("warmpath"), nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1),
+		nats.ReconnectWait(200 * time.Millisecond), nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
+		nats.ReconnectBufSize(-1), nats.NoEcho(), nats.Timeout(time.Second), nats.FlusherTimeout(time.Second),
+		nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(2),
+		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
+			log.Warn("warmpath: NATS cannot be reached; what is known of the other servers stays", "error", err)
+		}),
+		nats.ReconnectHandler(func(*nats.Conn) { log.Info("warmpath: NATS is reached again") }),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			log.Warn("warmpath: NATS drops messages", "error", err) // the gap is found by the sequence
+		}),
+	}
+	if c.NATS.Creds != "" {
+		options = append(options, nats.UserCredentials(c.NATS.Creds))
+	}
+	if c.NATS.Embed != nil {
+		password, err := b.start(c.NATS.Embed)
+		if err != nil {
+			return nil, fmt.Errorf("nats.embed: %w", err)
+		}
+		options = append(options, nats.InProcessServer(b.embed), nats.UserInfo(user, password))
+	}
+	var err error
+	if b.conn, err = nats.Connect(cmp.Or(c.NATS.URL, nats.DefaultURL), options...); err == nil {
+		b.stream, err = jetstream.New(b.conn)
+	}
+	if err != nil {
+		b.stop()
+		return nil, fmt.Errorf("nats: %w", err)
+	}
+	go b.send()
+	return b, nil
+}
+
+// start starts the embedded NATS, and returns the password of its one user.
+func (b *bus) start(e *cluster.Embed) (password string, err error) {
+	o, err := embedded(e)
+	if err != nil {
+		return "", err
+	}
+	if b.dir, err = os.MkdirTemp("", "warmpath-nats-"); err != nil {
+		return "", err
+	}
+	o.StoreDir = b.dir
+	if b.embed, err = natsserver.NewServer(o); err != nil {
+		return "", errors.Join(err, os.RemoveAll(b.dir))
+	}
+	if len(e.Routes) > 0 {
+		b.copies = 3
+	}
+	b.embed.SetLoggerV2(logger{b.log}, false, false, false)
+	go b.embed.Start()
+	if !b.embed.ReadyForConnections(startTime) {
+		b.stop()
+		return "", fmt.Errorf("listen: NATS does not start on %s: see the log", e.Listen)
+	}
+	return o.Password, nil
+}
+
+// embedded are NATS's options: a port for the other servers, and one on the loopback, without which NATS opens no port
+// at all. Its password does not leave this process.
+func embedded(e *cluster.Embed) (*natsserver.Options, error) {
+	host, port, err := net.SplitHostPort(e.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	n, err := strconv.Atoi(port)
+	if err != nil {
+		return nil, fmt.Errorf("listen: %w", err)
+	}
+	o := &natsserver.Options{
+		ServerName: "warmpath-" + nuid.Next(), NoSigs: true, JetStream: true,
+		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, Username: user, Password: nuid.Next() + nuid.Next(),
+		JetStreamMaxMemory: 256 << 20, JetStreamMaxStore: 256 << 20, MaxPayload: 4 << 20,
+		PingInterval: pingInterval, MaxPingsOut: 2, WriteDeadline: 2 * time.Second,
+	}
+	o.Cluster = natsserver.ClusterOpts{
+		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT), ConnectRetries: 1 << 30,
+	}
+	for i, r := range e.Routes {
+		u, err := url.Parse(r)
+		if err != nil {
+			return nil, fmt.Errorf("routes[%d]: %w", i, err)
+		}
+		o.Routes = append(o.Routes, u)
+		if password, ok := u.User.Password(); ok {
+			o.Cluster.Username, o.Cluster.Password = u.User.Username(), password
+		}
+	}
+	return o, nil
+}
+
+// send sends what is published. It is the only one that a connection that hangs can hold up.
+func (b *bus) send() {
+	defer close(b.ended)
+	for m := range b.unsent {
+		_ = b.conn.Publish(m.subject, m.data) // an error is a message lost
+	}
+}
+
+// Publish implements [cluster.Bus].
+func (b *bus) Publish(subject string, data []byte) {
+	select {
+	case b.unsent <- message{subject, data}:
+	default:
+	}
+}
+
+// Subscribe implements [cluster.Bus].
+func (b *bus) Subscribe(subject string, take func([]byte)) (stop func(), err error) {
+	ended := make(chan struct{})
+	s, err := b.conn.Subscribe(subject, func(m *nats.Msg) { take(m.Data) })
+	if err != nil {
+		return nil, err
+	}
+	s.SetClosedHandler(func(string) { close(ended) })
+	return func() {
+		if s.Unsubscribe() == nil {
+			<-ended
+		}
+	}, nil
+}
+
+// Connected implements [cluster.Bus].
+func (b *bus) Connected() bool { return b.conn.IsConnected() }
+
+// Store implements [cluster.Bus].
+func (b *bus) Store(name string) policy.Store { return newStore(b.stream, name, b.copies) }
+
+// Close implements [cluster.Bus].
+func (b *bus) Close() {
+	close(b.unsent)
+	select {
+	case <-b.ended:
+		_ = b.conn.FlushTimeout(closeTime)
+	case <-time.After(closeTime):
+	}
+	b.stop()
+	<-b.ended
+}
+
+func (b *bus) stop() {
+	if b.conn != nil {
+		b.conn.Close()
+	}
+	if b.embed != nil {
+		b.embed.Shutdown()
+		b.embed.WaitForShutdown()
+		_ = os.RemoveAll(b.dir)
+	}
+}
+
+// logger is the log of the embedded NATS.
+type logger struct{ log *slog.Logger }
+
+func (l logger) Noticef(format string, v ...any) { l.log.Debug("nats: " + fmt.Sprintf(format, v...)) }
+func (l logger) Warnf(format string, v ...any)   { l.log.Debug("nats: " + fmt.Sprintf(format, v...)) }
+func (l logger) Fatalf(format string, v ...any)  { l.log.Error("nats: " + fmt.Sprintf(format, v...)) }
+func (l logger) Errorf(format string, v ...any)  { l.log.Warn("nats: " + fmt.Sprintf(format, v...)) }
+func (l logger) Debugf(string, ...any)           {}
+func (l logger) Tracef(string, ...any)           {}

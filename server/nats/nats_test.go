@@ -1,0 +1,292 @@
+package nats_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cluster"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+	"github.com/warmpath/warmpath/server"
+	_ "github.com/warmpath/warmpath/server/nats"
+)
+
+func TestMain(m *testing.M) {
+	goleak.VerifyTestMain(m,
+		// NATS caches the host's processes and random numbers in goroutines that never end.
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/pse.periodic"),
+		goleak.IgnoreAnyFunction("github.com/nats-io/nats-server/v2/server/ats.init.0.func1"),
+	)
+}
+
+// logs collects what a server logs.
+type logs struct {
+	mu  sync.Mutex // guards buf
+	buf bytes.Buffer
+}
+
+func (l *logs) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+func (l *logs) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.String()
+}
+
+// node is one server of a cluster, on the loopback.
+type node struct {
+	*server.Server
+	address string
+	routing warmpathv1.RoutingServiceClient
+	status  warmpathv1.StatusServiceClient
+	logs    *logs
+	stop    func()
+}
+
+// ports returns n free ports of the loopback.
+func ports(t testing.TB, n int) []int {
+	t.Helper()
+	all := make([]int, n)
+	for i := range all {
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer lis.Close()
+		all[i] = lis.Addr().(*net.TCPAddr).Port
+	}
+	return all
+}
+
+const deployments = `
+deployments:
+  chat:
+    policy: {prefix_cache_affinity: {}}
+    register: true
+    replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]
+`
+
+// embedded is the config of server i, with routes to the others.
+func embedded(at []int, i int) string {
+	var routes []string
+	for j, port := range at {
+		if j != i {
+			routes = append(routes, fmt.Sprintf("nats://s:secret@127.0.0.1:%d", port))
+		}
+	}
+	return fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {nats: {embed: {listen: 127.0.0.1:%d, routes: [%s]}}}\n%s",
+		20000+at[i]%10000, at[i], strings.Join(routes, ", "), deployments)
+}
+
+func start(t testing.TB, config string) *node {
+	t.Helper()
+	c, err := server.ParseConfig([]byte(config))
+	require.NoError(t, err)
+	n := &node{logs: new(logs)}
+	n.Server, err = server.New(c, server.Options{Logger: slog.New(slog.NewTextHandler(n.logs, nil))})
+	require.NoError(t, err)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	n.address = lis.Addr().String()
+	served := make(chan error, 1)
+	go func() { served <- n.Serve(lis) }()
+	conn, err := grpc.NewClient(n.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	n.routing, n.status = warmpathv1.NewRoutingServiceClient(conn), warmpathv1.NewStatusServiceClient(conn)
+	n.stop = sync.OnceFunc(func() {
+		_ = conn.Close()
+		n.Close()
+		require.NoError(t, <-served)
+	})
+	t.Cleanup(n.stop)
+	return n
+}
+
+func soon(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// deployment is a node's state of its deployment.
+func (n *node) deployment(t testing.TB) *warmpathv1.DeploymentStatus {
+	t.Helper()
+	a, err := n.status.GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: "chat"})
+	require.NoError(t, err)
+	return a.GetDeployments()[0]
+}
+
+// agrees waits until a node has so many peers, all in sync.
+func (n *node) agrees(t testing.TB, peers int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		c := n.deployment(t).GetCluster()
+		for _, p := range c.GetPeers() {
+			if !p.GetInSync() || !p.GetSameConfig() {
+				return false
+			}
+		}
+		return len(c.GetPeers()) == peers && c.GetConnected()
+	}, 20*time.Second, 20*time.Millisecond, "%v", n.logs)
+}
+
+func (n *node) ongoing(t testing.TB) (all int) {
+	for _, r := range n.deployment(t).GetReplicas() {
+		all += int(r.GetOngoing())
+	}
+	return all
+}
+
+func (n *node) reserve(t testing.TB) string {
+	t.Helper()
+	a, err := n.routing.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{
+		Mode: warmpathv1.PickMode_PICK_MODE_RESERVE,
+		Key:  &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: "hello"}},
+	})
+	require.NoError(t, err)
+	return a.GetReservation().GetId()
+}
+
+// Servers with NATS inside see each other's load and registrations; one that ends takes its load along, and one that
+// joins has what the others have.
+func TestEmbedded(t *testing.T) {
+	at := ports(t, 3)
+	a, b := start(t, embedded(at, 0)), start(t, embedded(at, 1))
+	a.agrees(t, 1)
+	b.agrees(t, 1)
+	id := a.reserve(t)
+	require.Eventually(t, func() bool { return b.ongoing(t) == 1 }, 10*time.Second, 5*time.Millisecond)
+	_, err := a.routing.Register(soon(t), &warmpathv1.RegisterRequest{
+		Replica: &warmpathv1.Replica{Address: "10.0.0.9:1"}, LeaseMs: 60_000,
+	})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(b.deployment(t).GetReplicas()) == 3 }, 10*time.Second, 5*time.Millisecond)
+
+	c := start(t, embedded(at, 2))
+	c.agrees(t, 2)
+	require.Eventually(t, func() bool {
+		return c.ongoing(t) == 1 && len(c.deployment(t).GetReplicas()) == 3
+	}, 10*time.Second, 5*time.Millisecond)
+
+	_, err = a.routing.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{
+		{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED},
+	}})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return c.ongoing(t) == 0 }, 10*time.Second, 5*time.Millisecond)
+	a.reserve(t)
+	require.Eventually(t, func() bool { return c.ongoing(t) == 1 }, 10*time.Second, 5*time.Millisecond)
+	a.stop()
+	require.Eventually(t, func() bool { return c.ongoing(t) == 0 }, 10*time.Second, 5*time.Millisecond)
+	c.agrees(t, 1)
+	require.Contains(t, c.logs.String(), "another server left")
+	require.Len(t, c.deployment(t).GetReplicas(), 3, "what registered with it stays for its lease")
+}
+
+// A store has the semantics of the one in memory, and the servers share it.
+func TestStore(t *testing.T) {
+	at := ports(t, 3)
+	ctx := soon(t)
+	all := make([]cluster.Bus, 3)
+	for i := range all {
+		c, err := server.ParseConfig([]byte(embedded(at, i)))
+		require.NoError(t, err)
+		all[i], err = cluster.Open(c.Cluster, slog.New(slog.DiscardHandler))
+		require.NoError(t, err)
+		defer all[i].Close()
+	}
+	x, y := all[0].Store("chat"), all[1].Store("chat")
+	var first uint64
+	require.Eventually(t, func() (ok bool) { // the servers of NATS elect a leader first
+		var err error
+		first, err = x.Set(ctx, "key/with any * byte", []byte("one"), time.Minute)
+		return err == nil
+	}, 20*time.Second, 50*time.Millisecond)
+	e, err := y.Get(ctx, "key/with any * byte")
+	require.NoError(t, err)
+	require.Equal(t, "one", string(e.Value))
+	require.Equal(t, first, e.Version)
+	require.InDelta(t, time.Minute, e.TTL, float64(5*time.Second))
+	second, err := y.CompareAndSet(ctx, "key/with any * byte", first, []byte("two"), time.Minute)
+	require.NoError(t, err)
+	require.Greater(t, second, first)
+	for _, stale := range []uint64{0, first, second + 1} {
+		_, err = x.CompareAndSet(ctx, "key/with any * byte", stale, []byte("three"), 0)
+		require.ErrorIs(t, err, policy.ErrConflict)
+	}
+	_, err = x.Get(ctx, "none")
+	require.ErrorIs(t, err, policy.ErrNotFound)
+	_, err = x.Set(ctx, "", nil, 0)
+	require.ErrorIs(t, err, policy.ErrInvalid)
+	_, err = x.Set(ctx, "k", make([]byte, 64<<10+1), 0)
+	require.ErrorIs(t, err, policy.ErrInvalid)
+	require.NoError(t, y.Delete(ctx, "key/with any * byte"))
+	_, err = x.Get(ctx, "key/with any * byte")
+	require.ErrorIs(t, err, policy.ErrNotFound)
+	third, err := x.CompareAndSet(ctx, "key/with any * byte", 0, []byte("new"), 0)
+	require.NoError(t, err)
+	require.Greater(t, third, second, "no version comes twice")
+
+	_, err = x.Set(ctx, "short", []byte("v"), 50*time.Millisecond)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		_, err := y.Get(ctx, "short")
+		return errors.Is(err, policy.ErrNotFound)
+	}, 5*time.Second, 5*time.Millisecond)
+	_, err = y.CompareAndSet(ctx, "short", 0, []byte("w"), time.Minute)
+	require.NoError(t, err, "its time is over")
+
+	var counted sync.WaitGroup
+	for i := range 3 {
+		counted.Go(func() {
+			s := all[i].Store("chat")
+			for range 20 {
+				for {
+					e, err := s.Get(ctx, "n")
+					if err != nil && !errors.Is(err, policy.ErrNotFound) {
+						t.Error(err)
+						return
+					}
+					n, _ := strconv.Atoi(string(e.Value))
+					if _, err := s.CompareAndSet(ctx, "n", e.Version, []byte(strconv.Itoa(n+1)), 0); err == nil {
+						break
+					}
+				}
+			}
+		})
+	}
+	counted.Wait()
+	e, err = y.Get(ctx, "n")
+	require.NoError(t, err)
+	require.Equal(t, "60", string(e.Value))
+}
+
+func TestConfig(t *testing.T) {
+	for text, want := range map[string]string{
+		"cluster: {nats: {}}": "cluster.nats: want one of embed and url",
+		"cluster: {nats: {url: x, embed: {listen: '127.0.0.1:1'}}}":                          "want one of",
+		"cluster: {nats: {embed: {listen: '127.0.0.1'}}}":                                    "cluster.nats.embed.listen",
+		"cluster: {nats: {embed: {listen: '127.0.0.1:1', routes: [host]}}}":                  "cluster.nats.embed.routes[0]",
+		"cluster: {nats: {embed: {listen: '0.0.0.0:6222'}}}":                                 "allow_plaintext",
+		"cluster: {nats: {embed: {listen: '127.0.0.1:6222'}, creds: f}}":                     "cluster.nats.creds",
+		"cluster: {nats: {embed: {listen: '127.0.0.1:6222', routes: ['nats://h:1'], x: 1}}}": "x",
+	} {
+		_, err := server.ParseConfig([]byte(text + deployments))
+		require.ErrorContains(t, err, want, text)
+	}
+}

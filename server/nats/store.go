@@ -1,0 +1,165 @@
+package nats
+
+import (
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/sharedstore"
+)
+
+// store is a [policy.Store] in a JetStream key-value bucket in memory: the version of an entry is its sequence, and the
+// bucket removes it after its TTL. It needs a majority of the servers; routing does not.
+type store struct {
+	js     jetstream.JetStream
+	config jetstream.StreamConfig
+
+	mu     sync.Mutex       // guards stream; held while the bucket is made
+	stream jetstream.Stream // nil = not made yet
+}
+
+const (
+	// storeBytes bounds a bucket; the entries written longest ago go first.
+	storeBytes = 16 << 20
+	// storeTime bounds a call: without a majority of the servers there is no answer.
+	storeTime = 2 * time.Second
+	// until is the header with the end of an entry, in milliseconds since 1970: JetStream counts whole seconds.
+	until = "Warmpath-Until"
+)
+
+func newStore(js jetstream.JetStream, name string, copies int) *store {
+	bucket := "warmpath_" + encode(name)
+	return &store{js: js, config: jetstream.StreamConfig{
+		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Storage: jetstream.MemoryStorage,
+		Replicas: copies, MaxMsgsPerSubject: 1, MaxBytes: storeBytes, Discard: jetstream.DiscardOld,
+		AllowMsgTTL: true, AllowRollup: true, DenyDelete: false, MaxAge: sharedstore.MaxTTL,
+	}}
+}
+
+// encode makes a token of a subject of any text.
+func encode(text string) string { return base64.RawURLEncoding.EncodeToString([]byte(text)) }
+
+func (s *store) subject(key string) string {
+	return s.config.Subjects[0][:len(s.config.Subjects[0])-1] + encode(key)
+}
+
+// bucket returns the bucket, and makes it if there is none.
+func (s *store) bucket(ctx context.Context) (jetstream.Stream, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stream != nil {
+		return s.stream, nil
+	}
+	stream, err := s.js.Stream(ctx, s.config.Name)
+	if errors.Is(err, jetstream.ErrStreamNotFound) {
+		stream, err = s.js.CreateStream(ctx, s.config)
+		for c := s.config; err != nil && c.Replicas > 1 && ctx.Err() == nil; { // there are fewer servers
+			c.Replicas--
+			stream, err = s.js.CreateStream(ctx, c)
+		}
+	}
+	if err == nil {
+		s.stream = stream
+	}
+	return stream, err
+}
+
+// Get implements [policy.Store].
+func (s *store) Get(ctx context.Context, key string) (policy.Entry, error) {
+	e, _, err := s.last(ctx, key)
+	return e, err
+}
+
+// last returns the entry of a key, and the sequence of what is stored there, 0 if nothing is.
+func (s *store) last(ctx context.Context, key string) (policy.Entry, uint64, error) {
+	if sharedstore.Check(key, nil) != nil {
+		return policy.Entry{}, 0, policy.ErrNotFound
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
+	stream, err := s.bucket(ctx)
+	if err != nil {
+		return policy.Entry{}, 0, err
+	}
+	m, err := stream.GetLastMsgForSubject(ctx, s.subject(key))
+	if errors.Is(err, jetstream.ErrMsgNotFound) {
+		return policy.Entry{}, 0, policy.ErrNotFound
+	}
+	if err != nil {
+		return policy.Entry{}, 0, err
+	}
+	ms, _ := strconv.ParseInt(m.Header.Get(until), 10, 64)
+	ttl := time.Until(time.UnixMilli(ms))
+	if ttl <= 0 {
+		return policy.Entry{}, m.Sequence, policy.ErrNotFound
+	}
+	return policy.Entry{Value: m.Data, Version: m.Sequence, TTL: ttl}, m.Sequence, nil
+}
+
+// Set implements [policy.Store].
+func (s *store) Set(ctx context.Context, key string, value []byte, ttl time.Duration) (uint64, error) {
+	return s.write(ctx, key, value, ttl)
+}
+
+// CompareAndSet implements [policy.Store].
+func (s *store) CompareAndSet(
+	ctx context.Context, key string, version uint64, value []byte, ttl time.Duration,
+) (uint64, error) {
+	e, stored, err := s.last(ctx, key)
+	if err != nil && !errors.Is(err, policy.ErrNotFound) {
+		return 0, err
+	}
+	if e.Version != version {
+		return 0, policy.ErrConflict
+	}
+	return s.write(ctx, key, value, ttl, jetstream.WithExpectLastSequencePerSubject(stored))
+}
+
+func (s *store) write(
+	ctx context.Context, key string, value []byte, ttl time.Duration, o ...jetstream.PublishOpt,
+) (uint64, error) {
+	if err := sharedstore.Check(key, value); err != nil {
+		return 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
+	if _, err := s.bucket(ctx); err != nil {
+		return 0, err
+	}
+	ttl = min(cmp.Or(max(ttl, 0), sharedstore.MaxTTL), sharedstore.MaxTTL)
+	m := nats.NewMsg(s.subject(key))
+	m.Data = value
+	m.Header.Set(until, strconv.FormatInt(time.Now().Add(ttl).UnixMilli(), 10))
+	o = append(o, jetstream.WithMsgTTL(max(ttl, time.Second)), jetstream.WithRetryAttempts(0))
+	ack, err := s.js.PublishMsg(ctx, m, o...)
+	var api *jetstream.APIError
+	if errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
+		return 0, policy.ErrConflict
+	}
+	if err != nil {
+		return 0, err
+	}
+	return ack.Sequence, nil
+}
+
+// Delete implements [policy.Store].
+func (s *store) Delete(ctx context.Context, key string) error {
+	if sharedstore.Check(key, nil) != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, storeTime)
+	defer cancel()
+	stream, err := s.bucket(ctx)
+	if err != nil {
+		return err
+	}
+	return stream.Purge(ctx, jetstream.WithPurgeSubject(s.subject(key)))
+}

@@ -1,0 +1,389 @@
+package server
+
+import (
+	"cmp"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/zeebo/xxh3"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cluster"
+	"github.com/warmpath/warmpath/internal/router"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+const (
+	// joinTime is how long another server is known before it counts as a follower of KV events: until then it is sent what
+	// it does not have. A server that starts waits twice as long.
+	joinTime = time.Second
+	// maxPeers bounds the servers of a cluster.
+	maxPeers = 64
+	// maxHeartbeats bounds the registrations of one update.
+	maxHeartbeats = 1000
+	// maxOutcomes bounds the outcomes of one update.
+	maxOutcomes = 20_000
+)
+
+// peers is a deployment's part in a cluster: what the other servers publish, and what this one does. Each server
+// publishes what it has first hand, so all add up the same. It is used with the deployment's mutex held.
+type peers struct {
+	bus     cluster.Bus // nil = there is no cluster, and the rest is not used
+	log     *slog.Logger
+	subject string
+	origin  string
+	epoch   string
+	config  string    // hash of the deployment's config
+	settles time.Time // KV events are followed from then on
+
+	known   map[string]*peerServer // by epoch
+	total   map[string]replicaLoad // of all peers, by id of the replica
+	cached  map[string]int64       // of total, the prompt tokens that its tokens leave out since they are cached
+	damping routerload.Damping
+	moved   bool // the followers changed since the last interval
+
+	// What is published next.
+	sequence   uint64
+	last       time.Time // when something was published
+	asked      bool      // a peer needs a snapshot
+	named      map[uint32]bool
+	lines      map[uint32]peerLine // the load as published
+	outcomes   []*warmpathv1.PeerOutcomes
+	heartbeats []*warmpathv1.RegisterRequest
+	routes     router.RouteLog
+	index      uint64 // version that is published
+
+	sentBytes, receivedBytes, gaps uint64
+}
+
+// A peerLine is the load that one server has first hand on a replica.
+type peerLine struct {
+	replicaLoad
+	cached int64 // prompt tokens of its picks that the load leaves out since they are cached
+}
+
+// A peerServer is another server.
+type peerServer struct {
+	origin, epoch, config string
+
+	sequence uint64
+	synced   bool              // no sequence is missed
+	filling  bool              // a snapshot is being applied
+	asked    time.Time         // when a snapshot was requested
+	since    time.Time         // when it was met
+	counts   bool              // as a follower
+	at       time.Time         // of its last update
+	ids      map[uint32]string // replicas by its numbers
+	lines    map[string]peerLine
+}
+
+// received enters an update, and reports whether its contents are news.
+func (p *peers) received(u *warmpathv1.PeerUpdate, now time.Time) (x *peerServer, news bool) {
+	x = p.known[u.GetEpoch()]
+	switch {
+	case u.GetEpoch() == p.epoch, x == nil && (u.GetLeaving() || len(p.known) >= maxPeers):
+		return nil, false
+	case u.GetLeaving():
+		p.forget(x, "it ended")
+		return nil, false
+	case x == nil:
+		x = p.meet(u, now)
+	}
+	p.asked = p.asked || slices.Contains(u.GetWants(), p.epoch)
+	x.at = now
+	switch follows := u.GetSequence() == x.sequence+1; {
+	case x.synced && u.GetSequence() <= x.sequence:
+		return x, false // it came twice
+	case u.GetSnapshot() == warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST && !(x.synced && follows):
+		p.clear(x)
+		clear(x.ids)
+		x.synced, x.filling = true, true
+	case !x.synced:
+		return x, false
+	case !follows:
+		p.gaps++
+		x.synced, x.filling, x.asked = false, false, time.Time{}
+		p.log.Warn("warmpath: updates of another server are missing; a snapshot is requested", "peer", x.origin)
+		return x, false
+	case u.GetSnapshot() == warmpathv1.SnapshotPart_SNAPSHOT_PART_UNSPECIFIED:
+		x.filling = false
+	case !x.filling:
+		x.sequence = u.GetSequence()
+		return x, false // it is known
+	}
+	x.sequence = u.GetSequence()
+	p.enter(x, u)
+	return x, true
+}
+
+// meet adds a new peer, in the place of an earlier life of it.
+func (p *peers) meet(u *warmpathv1.PeerUpdate, now time.Time) *peerServer {
+	for _, x := range p.known {
+		if x.origin == u.GetOrigin() {
+			p.forget(x, "it was restarted")
+		}
+	}
+	x := &peerServer{
+		origin: u.GetOrigin(), epoch: u.GetEpoch(), ids: make(map[uint32]string), lines: make(map[string]peerLine),
+	}
+	x.synced = u.GetSequence() == 1
+	x.since, x.asked = now, now // it sends a snapshot by itself
+	p.known[x.epoch], p.asked = x, true
+	p.log.Info("warmpath: another server joined", "peer", x.origin, "peers", len(p.known))
+	return x
+}
+
+// enter applies names, load and config of an update.
+func (p *peers) enter(x *peerServer, u *warmpathv1.PeerUpdate) {
+	for _, r := range u.GetNamed() {
+		x.ids[r.GetNumber()] = r.GetId()
+	}
+	ongoing, tokens, cached := u.GetLoads().GetOngoing(), u.GetLoads().GetQueuedTokens(), u.GetCachedTokens()
+	if n := len(u.GetLoads().GetReplicas()); len(ongoing) == n && len(tokens) == n && len(cached) == n {
+		for i, number := range u.GetLoads().GetReplicas() {
+			p.set(x, x.ids[number], peerLine{
+				replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))}, int64(min(cached[i], maxTokens)),
+			})
+		}
+	}
+	if c := u.GetConfig(); c != "" && c != x.config {
+		x.config = c
+		if c != p.config {
+			p.log.Warn("warmpath: another server has another config of this deployment", "peer", x.origin)
+		}
+	}
+}
+
+func (p *peers) set(x *peerServer, id string, now peerLine) {
+	sum, before := p.total[id], x.lines[id]
+	sum.add(before.replicaLoad, -1)
+	sum.add(now.replicaLoad, 1)
+	p.total[id] = sum
+	p.cached[id] += now.cached - before.cached
+	x.lines[id] = now
+	if now == (peerLine{}) {
+		delete(x.lines, id)
+	}
+	if sum == (replicaLoad{}) && p.cached[id] == 0 {
+		delete(p.total, id)
+		delete(p.cached, id)
+	}
+}
+
+// clear takes a peer's load back.
+func (p *peers) clear(x *peerServer) {
+	for id := range x.lines {
+		p.set(x, id, peerLine{})
+	}
+}
+
+func (p *peers) forget(x *peerServer, why string) {
+	p.clear(x)
+	delete(p.known, x.epoch)
+	p.moved = p.moved || x.counts
+	p.log.Warn("warmpath: another server left; its clients report to the others", "peer", x.origin, "why", why,
+		"peers", len(p.known))
+}
+
+// expire forgets the peers that are silent, and reports whether the followers changed since it was called last.
+func (p *peers) expire(now time.Time) (moved bool) {
+	for _, x := range p.known {
+		if now.Sub(x.at) >= staleAfter {
+			p.forget(x, "it is silent")
+		} else if !x.counts && now.Sub(x.since) >= joinTime {
+			x.counts, p.moved = true, true
+		}
+	}
+	if p.bus == nil || now.Before(p.settles) {
+		return false
+	}
+	moved, p.moved = p.moved, false
+	return moved
+}
+
+// follows reports whether this server follows the KV events of a replica, and sends its cache in snapshots: the first
+// of the live servers in rendezvous order does. Without a lease, no majority is needed.
+func (p *peers) follows(id string, now time.Time) bool {
+	if p.bus == nil {
+		return true
+	}
+	rank := func(epoch string) uint64 { return xxh3.HashString(epoch + "\x00" + id) }
+	own := rank(p.epoch)
+	for epoch, x := range p.known {
+		if x.counts && rank(epoch) > own {
+			return false
+		}
+	}
+	return !now.Before(p.settles)
+}
+
+// damped is the load of all peers by id, as the Router here is given it: old load is shrunk to the mean.
+func (p *peers) damped(order []*member) map[string]routerload.Peer {
+	if p.bus == nil {
+		return nil
+	}
+	all := make([]routerload.Peer, len(order))
+	for i, m := range order {
+		load := p.total[m.ID]
+		all[i] = routerload.Peer{ID: m.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens}
+	}
+	p.damping.Damp(all)
+	byID := make(map[string]routerload.Peer, len(all))
+	for _, l := range all {
+		byID[l.ID] = l
+	}
+	return byID
+}
+
+// publish sends what has changed since the last time, and a snapshot if a peer needs one. lines is the load of now;
+// changes are those of the caches that this server follows; whole returns the caches and registrations of a snapshot.
+func (p *peers) publish(
+	now time.Time, order []*member, lines map[uint32]peerLine, changes []*warmpathv1.PeerUpdate,
+	whole func() []*warmpathv1.PeerUpdate,
+) {
+	u := &warmpathv1.PeerUpdate{Outcomes: p.outcomes, Config: p.config}
+	for _, x := range p.known {
+		if !x.synced && now.Sub(x.asked) >= joinTime {
+			x.asked = now
+			u.Wants = append(u.Wants, x.epoch)
+		}
+	}
+	p.load(u, order, lines)
+	u.Routes = p.numbered(p.routes.Take(), order)
+	beats := p.heartbeats
+	p.outcomes, p.heartbeats = nil, nil
+	if len(u.Wants)+len(u.GetLoads().GetReplicas())+len(u.Outcomes)+len(u.Routes)+len(beats)+len(changes) > 0 ||
+		now.Sub(p.last) >= aliveInterval {
+		p.send(u, now)
+	}
+	p.sendAll(beatsOf(beats), now)
+	p.sendAll(changes, now)
+	if p.asked {
+		clear(p.named)
+		clear(p.lines)
+		first := &warmpathv1.PeerUpdate{Config: p.config, Snapshot: warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST}
+		p.load(first, order, lines)
+		p.send(first, now)
+		for _, u := range whole() {
+			u.Snapshot = warmpathv1.SnapshotPart_SNAPSHOT_PART_NEXT
+			p.send(u, now)
+		}
+	}
+	p.asked = false
+}
+
+// load adds the lines that have changed, with the names of their replicas.
+func (p *peers) load(u *warmpathv1.PeerUpdate, order []*member, lines map[uint32]peerLine) {
+	u.Loads = new(warmpathv1.Loads)
+	add := func(n uint32, l peerLine) {
+		if p.lines[n] != l {
+			p.lines[n] = l
+			appendLoad(u.Loads, n, l.replicaLoad)
+			u.CachedTokens = append(u.CachedTokens, uint64(max(l.cached, 0)))
+		}
+	}
+	for _, m := range order {
+		if !p.named[m.number] {
+			p.named[m.number] = true
+			u.Named = append(u.Named, &warmpathv1.PeerReplica{Number: m.number, Id: m.ID})
+		}
+		add(m.number, lines[m.number])
+	}
+	for n := range p.lines { // of replicas that have left
+		if _, ok := lines[n]; !ok {
+			add(n, peerLine{})
+			delete(p.lines, n)
+			delete(p.named, n)
+		}
+	}
+}
+
+func (p *peers) numbered(all []router.Route, order []*member) (routes []*warmpathv1.Route) {
+	if len(all) == 0 {
+		return nil
+	}
+	numbers := make(map[string]uint32, len(order))
+	for _, m := range order {
+		numbers[m.ID] = m.number
+	}
+	for _, r := range all {
+		if n := numbers[r.Replica]; n != 0 {
+			routes = append(routes, &warmpathv1.Route{Replica: n, Rank: uint32(r.Rank), Superblocks: r.Superblocks})
+		}
+	}
+	return routes
+}
+
+// beatsOf are heartbeats in updates of bounded size.
+func beatsOf(all []*warmpathv1.RegisterRequest) (updates []*warmpathv1.PeerUpdate) {
+	for some := range slices.Chunk(all, maxHeartbeats) {
+		updates = append(updates, &warmpathv1.PeerUpdate{Registrations: some})
+	}
+	return updates
+}
+
+func (p *peers) sendAll(all []*warmpathv1.PeerUpdate, now time.Time) {
+	for _, u := range all {
+		p.send(u, now)
+	}
+}
+
+func (p *peers) send(u *warmpathv1.PeerUpdate, now time.Time) {
+	p.sequence++
+	u.Origin, u.Epoch, u.Sequence = p.origin, p.epoch, p.sequence
+	data, err := proto.Marshal(u)
+	if err != nil { // cannot happen: the strings were received as UTF-8
+		p.log.Error("warmpath: an update for the other servers cannot be encoded", "error", err)
+		return
+	}
+	p.last = now
+	p.sentBytes += uint64(len(data))
+	p.bus.Publish(p.subject, data)
+}
+
+// status is what the status service reports; nil without a cluster.
+func (p *peers) status(now time.Time) *warmpathv1.ClusterStatus {
+	if p.bus == nil {
+		return nil
+	}
+	a := &warmpathv1.ClusterStatus{
+		Origin: p.origin, Connected: p.bus.Connected(),
+		SentBytes: p.sentBytes, ReceivedBytes: p.receivedBytes, Gaps: p.gaps,
+	}
+	for _, x := range p.known {
+		a.Peers = append(a.Peers, &warmpathv1.PeerStatus{
+			Origin: x.origin, Epoch: x.epoch, AgeMs: uint64(max(now.Sub(x.at).Milliseconds(), 0)), InSync: x.synced,
+			SameConfig: x.config == p.config,
+		})
+	}
+	slices.SortFunc(a.Peers, func(a, b *warmpathv1.PeerStatus) int {
+		return cmp.Or(cmp.Compare(a.GetOrigin(), b.GetOrigin()), cmp.Compare(a.GetEpoch(), b.GetEpoch()))
+	})
+	return a
+}
+
+// cacheChange is a change of the message, of the replica with this id.
+func cacheChange(id string, c *warmpathv1.CacheChange) policy.CacheChange {
+	return policy.CacheChange{
+		Replica: id, Rank: int(c.GetRank()), Tier: policy.Tier(max(c.GetTier(), 1) - 1),
+		BlockTokens: policy.SuperblockTokens, Predicted: c.GetRouted(),
+		Cleared: c.GetCleared(), Removed: c.GetRemoved(), Stored: c.GetStored(),
+	}
+}
+
+// registered notes a heartbeat that was received here, and whether it was refused.
+func (p *peers) registered(r *warmpathv1.RegisterRequest, refused error) {
+	if p.bus != nil && refused == nil && len(p.heartbeats) < maxRegistered {
+		p.heartbeats = append(p.heartbeats, r)
+	}
+}
+
+// showed notes what a client of this server reported of a replica.
+func (p *peers) showed(principal string, o *warmpathv1.ReplicaOutcomes, probe bool) {
+	if p.bus != nil && len(p.outcomes) < maxOutcomes {
+		p.outcomes = append(p.outcomes, &warmpathv1.PeerOutcomes{Principal: principal, Outcomes: o, Probe: probe})
+	}
+}

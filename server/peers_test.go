@@ -1,0 +1,365 @@
+package server
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cluster"
+	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/sharedstore"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// wire is a network whose messages are delivered by hand, and may be lost.
+type wire struct {
+	ends   map[*wireEnd]bool
+	unsent []sentOn
+}
+
+type sentOn struct {
+	from *wireEnd
+	data []byte
+}
+
+// wireEnd is one server's end of it.
+type wireEnd struct {
+	*wire
+	take func([]byte)
+}
+
+var _ cluster.Bus = (*wireEnd)(nil)
+
+func (w *wire) end() *wireEnd {
+	e := &wireEnd{wire: w}
+	w.ends[e] = true
+	return e
+}
+
+func (e *wireEnd) Publish(_ string, data []byte) { e.unsent = append(e.unsent, sentOn{e, data}) }
+
+func (e *wireEnd) Subscribe(_ string, take func([]byte)) (func(), error) {
+	e.take = take
+	return func() { delete(e.ends, e) }, nil
+}
+
+func (e *wireEnd) Store(string) policy.Store { return sharedstore.NewMemory(time.Now) }
+func (e *wireEnd) Connected() bool           { return true }
+func (e *wireEnd) Close()                    {}
+
+// deliver delivers what was published, but what lost says.
+func (w *wire) deliver(lost func(from, to *wireEnd) bool) {
+	all := w.unsent
+	w.unsent = nil
+	for _, m := range all {
+		for e := range maps.Clone(w.ends) {
+			if e != m.from && !lost(m.from, e) {
+				e.take(m.data)
+			}
+		}
+	}
+}
+
+func nothingLost(_, _ *wireEnd) bool { return false }
+
+// clusterOf has the servers of one deployment, without their listeners.
+type clusterOf struct {
+	*wire
+	*clock
+	t       testing.TB
+	config  *Config
+	servers []*deployment
+	ends    []*wireEnd
+	lives   int
+}
+
+func newCluster(t testing.TB, n int, config string) *clusterOf {
+	c := &clusterOf{wire: &wire{ends: make(map[*wireEnd]bool)}, clock: newClock(), t: t, config: parse(t, config)}
+	c.servers, c.ends = make([]*deployment, n), make([]*wireEnd, n)
+	for i := range n {
+		c.start(i)
+	}
+	t.Cleanup(func() {
+		for _, d := range c.servers {
+			d.close()
+		}
+	})
+	return c
+}
+
+// start starts server i, in the place of one that ended without a word.
+func (c *clusterOf) start(i int) {
+	c.lives++
+	if old := c.servers[i]; old != nil {
+		delete(c.wire.ends, c.ends[i])
+		old.close()
+		c.wire.unsent = nil
+	}
+	c.ends[i] = c.wire.end()
+	m := membership{bus: c.ends[i], origin: fmt.Sprint("s", i), epoch: fmt.Sprint("life", c.lives)}
+	d := newDeployment("chat", discard, c.now, func() {}, recorder(c.t), m)
+	x, err := d.prepare(c.config.Deployments["chat"])
+	require.NoError(c.t, err)
+	x.apply(c.config)
+	d.tasks.stop()
+	c.servers[i] = d
+}
+
+// tick ends an interval everywhere.
+func (c *clusterOf) tick(lost func(from, to *wireEnd) bool) {
+	c.advance(100 * time.Millisecond)
+	for _, d := range c.servers {
+		d.tick(c.now())
+	}
+	c.deliver(lost)
+}
+
+func (c *clusterOf) ticks(n int) {
+	for range n {
+		c.tick(nothingLost)
+	}
+}
+
+// shown is the load that a server shows, by id of the replica.
+func shown(d *deployment, view int) map[string]replicaLoad {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	all := make(map[string]replicaLoad)
+	for _, m := range d.roster.order {
+		if l := m.shown[view].replicaLoad; l != (replicaLoad{}) {
+			all[m.ID] = l
+		}
+	}
+	return all
+}
+
+const clustered = `
+load_interval: 10s
+deployments:
+  chat:
+    policy: {prefix_cache_affinity: {}}
+    register: true
+    replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}, {id: c, address: "10.0.0.3:1"}]
+`
+
+// choose reserves at a server.
+func (c *clusterOf) choose(i int, prompt string) *warmpathv1.ChooseReplicaResponse {
+	c.t.Helper()
+	r := &warmpathv1.ChooseReplicaRequest{
+		Mode: warmpathv1.PickMode_PICK_MODE_RESERVE,
+		Key:  &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: prompt}},
+	}
+	var q policy.Request
+	require.NoError(c.t, decodeKey(r, &q))
+	a, err := c.servers[i].picks.choose(context.Background(), unrestricted(), r, &q)
+	require.NoError(c.t, err)
+	return a
+}
+
+// client is a watching client of one server.
+func (c *clusterOf) client(i int, name string) *watcher {
+	w, err := c.servers[i].watch(unrestricted(), &warmpathv1.WatchStart{ClientId: name, Load: true}, "x")
+	require.NoError(c.t, err)
+	return w
+}
+
+func (w *watcher) holds(t testing.TB, number uint64, lines map[uint32]replicaLoad) {
+	loads := new(warmpathv1.Loads)
+	for n, l := range lines {
+		appendLoad(loads, n, l)
+	}
+	require.NoError(t, w.reported(&warmpathv1.BookingReport{Number: number, Loads: loads, Complete: true}))
+}
+
+// Whatever is lost on the way, and whichever servers are restarted: once messages arrive again, every server shows the
+// same load, which is the sum of what the clients hold and of the picks.
+func TestClusterConverges(t *testing.T) {
+	for seed := range uint64(20) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		const servers = 4
+		c := newCluster(t, servers, clustered)
+		clients, numbers := make([]*watcher, servers), make([]uint64, servers)
+		held := make([]map[uint32]replicaLoad, servers)
+		for i := range servers {
+			clients[i] = c.client(i, fmt.Sprint("client", i))
+		}
+		for range 120 {
+			i := rnd.IntN(servers)
+			switch rnd.IntN(8) {
+			case 0:
+				c.start(i)
+				clients[i], numbers[i], held[i] = c.client(i, fmt.Sprint("client", i)), 0, nil
+			case 1, 2:
+				a := c.choose(i, fmt.Sprint("a prompt of some length ", rnd.IntN(5)))
+				if rnd.IntN(2) == 0 {
+					c.servers[i].picks.lived(&warmpathv1.LifeReport{
+						Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+					})
+				}
+			case 3, 4, 5:
+				numbers[i]++
+				held[i] = map[uint32]replicaLoad{uint32(1 + rnd.IntN(3)): {int64(1 + rnd.IntN(9)), int64(rnd.IntN(5000))}}
+				clients[i].holds(t, numbers[i], held[i])
+			default:
+				c.tick(func(_, _ *wireEnd) bool { return rnd.IntN(4) == 0 })
+			}
+		}
+		for i := range servers { // they report all the time
+			numbers[i]++
+			clients[i].holds(t, numbers[i], held[i])
+		}
+		c.ticks(12) // a snapshot is requested once a second
+		want := make(map[string]replicaLoad)
+		for i, d := range c.servers {
+			for n, l := range held[i] {
+				sum := want[d.roster.numbered(n).ID]
+				sum.add(l, 1)
+				want[d.roster.numbered(n).ID] = sum
+			}
+			for _, rep := range d.hosted.Load().router.View().Replicas() {
+				if sum := want[rep.ID]; rep.Ongoing() > 0 {
+					sum.add(replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}, 1)
+					want[rep.ID] = sum
+				}
+			}
+		}
+		for i, d := range c.servers {
+			require.Equal(t, want, shown(d, exactView), "seed %d, server %d", seed, i)
+			require.Equal(t, shown(c.servers[0], uncachedView), shown(d, uncachedView), "seed %d, server %d", seed, i)
+			for _, p := range d.clusterStatus().GetPeers() {
+				require.True(t, p.GetInSync())
+				require.True(t, p.GetSameConfig())
+			}
+			require.Len(t, d.clusterStatus().GetPeers(), servers-1)
+		}
+	}
+}
+
+// A server that joins has the registrations, the load, the predicted caches and the ejections of the others within
+// three intervals.
+func TestClusterSnapshot(t *testing.T) {
+	c := newCluster(t, 2, clustered)
+	c.ticks(25)
+	register(t, c.servers[0], "10.0.0.9:1")
+	w := c.client(0, "client")
+	w.holds(t, 1, map[uint32]replicaLoad{1: {3, 700}})
+	prompt := []uint64{11, 12, 13}
+	require.NoError(t, w.routed(&warmpathv1.RouteReport{Routes: []*warmpathv1.Route{{Replica: 2, Superblocks: prompt}}}))
+	for range 5 {
+		require.NoError(t, w.showed(&warmpathv1.OutcomeReport{
+			Replicas: []*warmpathv1.ReplicaOutcomes{{Replica: 3, Failures: 1}},
+		}))
+	}
+	c.ticks(2)
+	c.start(1)
+	c.ticks(3)
+	d := c.servers[1]
+	require.Equal(t, map[string]replicaLoad{"a": {3, 700}}, shown(d, exactView))
+	require.Contains(t, d.roster.byID, "10.0.0.9:1")
+	require.Equal(t, 3, d.hosted.Load().index.size())
+	rt := d.hosted.Load().router
+	state, _ := rt.Outliers().State(rt.Outlier(rt.View().ByID("c")))
+	require.Equal(t, outlier.Ejected, state)
+
+	// What a replica reports to one server all have, and it leaves everywhere.
+	leave := &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "10.0.0.9:1"}, Leaving: true}
+	c.servers[0].update(func(x *sources) (changed bool) {
+		m, err := decodeReplica(leave.GetReplica())
+		require.NoError(t, err)
+		_, changed, err = x.register(leave, m)
+		c.servers[0].peers.registered(leave, err)
+		return changed
+	})
+	c.ticks(1)
+	require.NotContains(t, d.roster.byID, "10.0.0.9:1")
+}
+
+func register(t testing.TB, d *deployment, address string) {
+	r := &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: address}}
+	m, err := decodeReplica(r.GetReplica())
+	require.NoError(t, err)
+	d.update(func(x *sources) (changed bool) {
+		_, changed, err = x.register(r, m)
+		d.peers.registered(r, err)
+		return changed
+	})
+	require.NoError(t, err)
+}
+
+// A server that is cut off goes on with what it has, and the rest without it; when it is back, all agree again.
+func TestClusterHealsAPartition(t *testing.T) {
+	c := newCluster(t, 3, clustered)
+	c.ticks(3)
+	w := c.client(0, "client")
+	w.holds(t, 1, map[uint32]replicaLoad{1: {3, 700}})
+	c.ticks(2)
+	cut := func(from, to *wireEnd) bool { return from == c.ends[0] || to == c.ends[0] }
+	for i := range 40 {
+		w.holds(t, uint64(i+2), map[uint32]replicaLoad{1: {4, 800}})
+		c.tick(cut)
+	}
+	require.Equal(t, map[string]replicaLoad{"a": {4, 800}}, shown(c.servers[0], exactView))
+	require.Empty(t, c.servers[0].clusterStatus().GetPeers(), "it is alone and says so")
+	require.Empty(t, shown(c.servers[1], exactView))
+	require.Len(t, c.servers[1].clusterStatus().GetPeers(), 1)
+	w.holds(t, 100, map[uint32]replicaLoad{1: {4, 800}})
+	c.ticks(4)
+	for _, d := range c.servers {
+		require.Equal(t, map[string]replicaLoad{"a": {4, 800}}, shown(d, exactView))
+		require.Len(t, d.clusterStatus().GetPeers(), 2)
+	}
+}
+
+// Each replica's KV events are followed by exactly one server, which publishes the superblocks; others take its place.
+func TestClusterFollowsEventsOnce(t *testing.T) {
+	c := newCluster(t, 3, clustered)
+	c.ticks(25)
+	followers := func() map[string]int {
+		all := make(map[string]int)
+		for i, d := range c.servers {
+			for id, on := range *d.hosted.Load().followed.Load() {
+				if on {
+					_, twice := all[id]
+					require.False(t, twice, id)
+					all[id] = i
+				}
+			}
+		}
+		require.Len(t, all, 3)
+		return all
+	}
+	for id, i := range followers() {
+		c.servers[i].hosted.Load().changed([]policy.CacheChange{{
+			Replica: id, BlockTokens: policy.SuperblockTokens, Stored: []uint64{1, 2, 3, 4},
+		}})
+		c.servers[(i+1)%3].hosted.Load().changed([]policy.CacheChange{{ // of a subscription that has ended
+			Replica: id, BlockTokens: policy.SuperblockTokens, Cleared: true,
+		}})
+	}
+	c.ticks(1)
+	for _, d := range c.servers {
+		require.Equal(t, 12, d.hosted.Load().index.size())
+	}
+	c.start(0)
+	c.ticks(25)
+	followers()
+	require.Equal(t, 12, c.servers[0].hosted.Load().index.size())
+}
+
+// Routes that a server's clients report, or that it picks, are in every server's prediction.
+func TestClusterSharesRoutes(t *testing.T) {
+	c := newCluster(t, 2, clustered)
+	c.ticks(25)
+	c.servers[0].hosted.Load().received([]router.Route{{Replica: "b", Superblocks: []uint64{5, 6}}})
+	c.ticks(2)
+	require.Equal(t, 2, c.servers[1].hosted.Load().index.size())
+	c.ticks(3)
+	require.Equal(t, 2, c.servers[0].hosted.Load().index.size(), "it does not come back")
+}
