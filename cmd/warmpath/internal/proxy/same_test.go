@@ -347,7 +347,7 @@ var scenarios = map[string]scenario{
 			return nil
 		}),
 		client: func(ctx context.Context, stub testpb.TestServiceClient, s *seen) {
-			ctx, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+			ctx, cancel := context.WithTimeout(ctx, time.Second) // in which it reaches the replica
 			defer cancel()
 			_, err := read(stub.StreamingOutputCall(ctx, ask("hello")))
 			s.add("%s", status.Code(err))
