@@ -79,6 +79,22 @@ func TestALateStartGetsTheBuffer(t *testing.T) {
 	require.Zero(t, st.Clears)
 }
 
+// What was published before the first message that comes live is asked for, also where the first question was too early
+// or failed.
+func TestALateStartIsAskedForAgain(t *testing.T) {
+	for cuts := range 3 {
+		e := &replayer{engine: engine{keep: 100}, cuts: cuts}
+		f, held, st := followed(e)
+		f.Check(context.Background())
+		for range 3 { // no subscription is there yet
+			e.publish()
+		}
+		send(f, e, 2)
+		require.Equal(t, e.published(), *held)
+		require.Zero(t, st.Clears+st.Gaps)
+	}
+}
+
 // A replay that is cut, or that lacks what the engine could not send at once, is asked for again.
 func TestReplaysThatBreakOff(t *testing.T) {
 	for name, c := range map[string]struct {

@@ -187,7 +187,7 @@ func (q *Sequence) restarted() {
 }
 
 // Live takes a message of a socket on which every message comes once, and has those before it replayed that are
-// missing. A message that a whole replay after it does not bring is left out: it is of an engine that was restarted
+// missing, also those before the first. A message that a whole replay after it does not bring is left out: it is of an engine that was restarted
 // since, or comes with the replay for the next one. After gapTries such replays what was missed counts as lost.
 func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte, came time.Time) {
 	if seq > q.next && came.Before(q.whole) {
@@ -196,6 +196,11 @@ func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte, came ti
 	if seq < q.live {
 		q.restarted()
 		q.Check(ctx)
+	}
+	for try := 0; try < gapTries && !q.any && seq > 0; try++ { // the replay failed, or came before the subscription
+		if q.Check(ctx) {
+			break
+		}
 	}
 	live := q.live
 	q.live = seq + 1
