@@ -112,11 +112,14 @@ func steps(top float64) (all []float64) {
 	}
 }
 
-// decades are round numbers from low to high: 1, 2 and 5 times a power of ten, or powers alone where these are many.
+// decades are round numbers from low to high: powers of ten, with two or with more between two where these are few.
 func decades(low, high float64) (all []float64) {
 	parts := []float64{1, 2, 5}
-	if high > 300*low {
+	switch {
+	case high > 300*low:
 		parts = parts[:1]
+	case high < 4*low:
+		parts = []float64{1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 4, 5, 6, 7, 8, 9}
 	}
 	for size := math.Pow(10, math.Floor(math.Log10(low))); size <= high; size *= 10 {
 		for _, by := range parts {
@@ -172,23 +175,24 @@ func count[N uint32 | uint64 | int](n N) string {
 	return text
 }
 
-// A Bar is one row of a table of bars: its length is Value as a part of the largest in the table.
+// A Bar is one row of a table of bars: its length shows Value.
 type Bar struct {
 	Name, Text string
 	Value      float64
 	Color      int
 }
 
-// Bars are rows under a title; a row without a name belongs to the one before.
+// Bars are rows under a title.
 type Bars struct {
 	Title string
 	Rows  []Bar
+	Whole float64 // the value of a bar of full length; 0 = the largest
 }
 
-// Widest is the largest value.
+// Widest is the value of a bar of full length.
 func (b Bars) Widest() float64 {
-	if len(b.Rows) == 0 {
-		return 0
+	if b.Whole > 0 || len(b.Rows) == 0 {
+		return b.Whole
 	}
 	return slices.MaxFunc(b.Rows, func(x, y Bar) int { return cmp.Compare(x.Value, y.Value) }).Value
 }

@@ -147,6 +147,7 @@ func TestChart(t *testing.T) {
 	require.Equal(t, []float64{0, 1}, steps(math.NaN()))
 	require.Equal(t, []float64{1, 10, 100, 1000}, decades(0.5, 1500))
 	require.Equal(t, []float64{5, 10, 20, 50}, decades(4, 60))
+	require.Equal(t, []float64{18, 20, 25}, decades(17, 26))
 
 	c := Chart{Title: "<t>", LogX: true, Lines: []Line{{Name: "<n>", X: []float64{10, 100, 1000}, Y: []float64{0, 50, 100}}}, MaxY: 100}
 	var lines []Line

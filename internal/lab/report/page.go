@@ -7,12 +7,13 @@ import (
 	"io"
 
 	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/internal/page"
 )
 
 //go:embed page.html
 var pageText string
 
-var page = template.Must(template.New("page").Parse(pageText))
+var templates = template.Must(page.Components().New("report").Parse(pageText))
 
 // pageData is what the page shows.
 type pageData struct {
@@ -20,14 +21,14 @@ type pageData struct {
 	Facts           []Fact
 	Tables          []Table
 	Results         []drive.Result
-	Charts          []chart
-	Library         template.JS
+	Charts          []page.Chart
+	Bars            []page.Bars
 }
 
 // HTML writes the page.
 func (r *Report) HTML(w io.Writer) error {
-	return page.Execute(w, &pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts, Tables: r.tables(),
-		Results: r.Results, Charts: r.charts(), Library: chartLibrary})
+	return templates.Execute(w, &pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts, Tables: r.tables(),
+		Results: r.Results, Charts: r.charts(), Bars: r.bars()})
 }
 
 // CSV writes the tables, an empty line between two.
