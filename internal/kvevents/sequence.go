@@ -187,8 +187,9 @@ func (q *Sequence) restarted() {
 }
 
 // Live takes a message of a socket on which every message comes once, and has those before it replayed that are
-// missing, also those before the first. A message that a whole replay after it does not bring is left out: it is of an engine that was restarted
-// since, or comes with the replay for the next one. After gapTries such replays what was missed counts as lost.
+// missing, also those before the first. A message that a whole replay after it does not bring is left out: it is of an
+// engine that was restarted since, or comes with the replay for the next one. After gapTries such replays what was
+// missed counts as lost.
 func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte, came time.Time) {
 	if seq > q.next && came.Before(q.whole) {
 		return
