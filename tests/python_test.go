@@ -286,7 +286,7 @@ func TestPythonTokenizedInput(t *testing.T) {
 	engines, _ := inferenceEngines(t, 2)
 	r, at := record(t, "prefix_cache_affinity: {}", engines...)
 	prompt := strings.Repeat("a prompt of some length, ", 8)
-	printed := runPython(t, nil, "generate.py", "--service", "VllmEngine", "--server", at, prompt, prompt)
+	printed := runPython(t, nil, "generate.py", "--ask-timeout", "60", "--service", "VllmEngine", "--server", at, prompt, prompt)
 	require.Equal(t, 2, strings.Count(printed, "8 tokens, "), printed)
 	require.Equal(t, map[codes.Code]int{codes.OK: 2}, r.released(t))
 	asked, given := r.heard()
@@ -302,7 +302,7 @@ func TestPythonPrograms(t *testing.T) {
 	for _, program := range []string{"generate.py", "generate_asyncio.py"} {
 		require.Contains(t, page, "    python3 examples/python/"+program+" --server 127.0.0.1:4770 hello hello another\n")
 		r, at := record(t, "prefix_cache_affinity: {}", engines...)
-		said := runPython(t, nil, program, "--server", at, "hello", "hello", "another")
+		said := runPython(t, nil, program, "--ask-timeout", "60", "--server", at, "hello", "hello", "another")
 		require.Equal(t, 3, strings.Count(said, "8 tokens, "), said)
 		require.Equal(t, map[codes.Code]int{codes.OK: 3}, r.released(t))
 	}

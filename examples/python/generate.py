@@ -31,12 +31,13 @@ def main():
     flags = argparse.ArgumentParser(description=__doc__)
     flags.add_argument("--server", required=True, help="address of the look-aside server")
     flags.add_argument("--without", default="127.0.0.1:1", help="address to call where the server cannot be asked")
+    flags.add_argument("--ask-timeout", type=float, default=0.25, help="seconds that the server has for its answer")
     flags.add_argument("--session", default="", help="id of the session")
     flags.add_argument("--service", default="Inference", choices=["Inference", "VllmEngine"], help="what the replicas speak")
     flags.add_argument("prompts", nargs="+")
     args = flags.parse_args()
 
-    router = warmpath.Router(grpc.insecure_channel(args.server))
+    router = warmpath.Router(grpc.insecure_channel(args.server), ask_timeout=args.ask_timeout)
     channel = grpc.intercept_channel(grpc.insecure_channel(args.without), *router.interceptors)
     send = send_engine if args.service == "VllmEngine" else send_inference
     for prompt in args.prompts:
