@@ -86,6 +86,7 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 	f.DurationVar(&s.Patience, "patience", 0, "how long after its arrival a request that waits gives up; 0 = never")
 	f.StringVar((*string)(&s.Share), "share", string(sim.ShareNone),
 		"`what` clients know of each other: "+strings.Join(sim.Shares, ", "))
+	f.IntVar(&s.Servers, "servers", 1, "`number` of look-aside servers that share load and caches, each with its part of the clients")
 	f.DurationVar(&s.Interval, "broadcast-interval", sim.DefaultInterval,
 		"`time` between two reports of a client, and two broadcasts of the server")
 	f.BoolVar(&s.Affinity, "client-affinity", false,

@@ -52,6 +52,8 @@ type Config struct {
 	Share Share
 	// Interval is how often load and caches are shared; 0 means DefaultInterval.
 	Interval time.Duration
+	// Servers is the number of look-aside servers that share load and caches with each other; 0 means 1.
+	Servers int
 	// Affinity sends all requests of a session to one client.
 	Affinity bool
 	// WarmUp is how much of the workload is not measured.
@@ -88,7 +90,7 @@ func (c Config) Check() error {
 // resolve checks a config and fills in what is empty.
 func (c Config) resolve() (Config, error) {
 	c.Share = cmp.Or(c.Share, ShareNone)
-	c.Interval = cmp.Or(c.Interval, DefaultInterval)
+	c.Interval, c.Servers = cmp.Or(c.Interval, DefaultInterval), cmp.Or(c.Servers, 1)
 	refuse := func(format string, args ...any) (Config, error) {
 		return c, fmt.Errorf("sim: "+format, args...)
 	}
@@ -97,6 +99,8 @@ func (c Config) resolve() (Config, error) {
 		return refuse("replicas: %d are not 1 to %d", c.Replicas, maxMachines)
 	case c.Clients < 1 || c.Clients > maxMachines:
 		return refuse("clients: %d are not 1 to %d", c.Clients, maxMachines)
+	case c.Servers < 1 || c.Servers > c.Clients:
+		return refuse("servers: %d are not 1 to the number of clients", c.Servers)
 	case !slices.Contains(Shares, string(c.Share)):
 		return refuse("share: %q is not one of %s", c.Share, strings.Join(Shares, ", "))
 	case c.Interval < time.Millisecond:

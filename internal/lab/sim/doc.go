@@ -17,6 +17,7 @@
 //     one after the other; at its end the server adds up the reports and every client gets the sum with the
 //     number of its report that is in it. A client's load of a replica is that sum less its own report, damped
 //     ([github.com/warmpath/warmpath/internal/router/load.Damping]), plus its own reservations of now. Its view of others is up to 1.1 intervals old.
+//   - several servers: what the clients of another server reported is one interval older, and so is what it has of caches
 //   - broadcast: load, and with it what the caches gained and lost. The server gets every engine's events as they
 //     happen and keeps superblocks of 512 tokens; what came and went within one interval is not sent
 //   - poll: no server; a client asks replicas before each request, as load_poll has it

@@ -214,7 +214,7 @@ func TestCoarseProperty(t *testing.T) {
 
 // A server that only listens still sends what a single client can use.
 func TestBroadcastToOneClient(t *testing.T) {
-	s := newSharing([]*router.Router{policyRouter(t)}, time.Second, nil)
+	s := newSharing([]*router.Router{policyRouter(t)}, 1, time.Second, nil)
 	require.Equal(t, time.Second, s.next)
 	s.tick()
 	require.Equal(t, 2*time.Second, s.next)

@@ -114,7 +114,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		return nil, err
 	}
 	if c.Clients > 1 && (c.Share == ShareLoad || broadcast) || len(caches) > 0 {
-		r.share = newSharing(r.routers, r.Interval, caches)
+		r.share = newSharing(r.routers, r.Servers, r.Interval, caches)
 	}
 	return r, nil
 }

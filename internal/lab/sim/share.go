@@ -10,6 +10,9 @@ import (
 
 // sharing is the look-aside server that adds up load and sends changes of the caches, and every client's last report.
 //
+// With several servers, client i is one of server i mod servers, which follows the engines of the same numbers. What one
+// server sends at the end of an interval, the others have for their clients at the end of the next: the worst phase.
+//
 // The clients report one after the other in the last tenth of an interval, since the server announces when it is going
 // to answer: at its end, when all have reported. Each damps what it receives, see [routerload.Damping].
 type sharing struct {
@@ -22,14 +25,16 @@ type sharing struct {
 	// reports are each client's last one, which is what the server's sum counts: a client that receives the
 	// number of it takes it off again.
 	reports [][]routerload.Peer
-	total   []routerload.Peer
-	others  []routerload.Peer    // what one client receives
-	damping []routerload.Damping // by client
-	caches  []*contents          // by engine; none where no policy reads them
+	total   [][]routerload.Peer    // by server, of its clients
+	before  [][]routerload.Peer    // as of the interval before
+	late    [][]policy.CacheChange // by server, of the interval before
+	others  []routerload.Peer      // what one client receives
+	damping []routerload.Damping   // by client
+	caches  []*contents            // by engine; none where no policy reads them
 }
 
 // newSharing shares load, and caches where there are any.
-func newSharing(routers []*router.Router, every time.Duration, caches []*contents) *sharing {
+func newSharing(routers []*router.Router, servers int, every time.Duration, caches []*contents) *sharing {
 	s := &sharing{routers: routers, every: every, reports: make([][]routerload.Peer, len(routers)),
 		damping: make([]routerload.Damping, len(routers)), caches: caches}
 	replicas := routers[0].View().Replicas()
@@ -40,7 +45,11 @@ func newSharing(routers []*router.Router, every time.Duration, caches []*content
 		}
 		return all
 	}
-	s.total, s.others = lines(), lines()
+	s.late = make([][]policy.CacheChange, servers)
+	for range servers {
+		s.total, s.before = append(s.total, lines()), append(s.before, lines())
+	}
+	s.others = lines()
 	for c := range s.reports {
 		s.reports[c] = lines()
 	}
@@ -78,32 +87,49 @@ func (s *sharing) wait() {
 
 // report is a client's reservations of now.
 func (s *sharing) report(c int) {
+	total := s.total[c%len(s.total)]
 	for i, rep := range s.routers[c].View().Replicas() {
 		now := &s.reports[c][i]
 		before := *now
 		now.Ongoing, now.QueuedTokens = rep.Ongoing(), int64(rep.QueuedTokens())
-		s.total[i].Ongoing += now.Ongoing - before.Ongoing
-		s.total[i].QueuedTokens += now.QueuedTokens - before.QueuedTokens
+		total[i].Ongoing += now.Ongoing - before.Ongoing
+		total[i].QueuedTokens += now.QueuedTokens - before.QueuedTokens
 	}
 }
 
 // broadcast sends every client what the others have reserved, and what has changed in the caches.
 func (s *sharing) broadcast() {
-	var changes []policy.CacheChange
-	for _, c := range s.caches {
-		changes = c.flush(changes)
+	changes := make([][]policy.CacheChange, len(s.total))
+	for i, c := range s.caches {
+		at := i % len(changes)
+		changes[at] = c.flush(changes[at])
 	}
 	for c, rt := range s.routers {
+		own := c % len(s.total)
 		for i := range s.others {
-			own := &s.reports[c][i]
-			s.others[i].Ongoing = s.total[i].Ongoing - own.Ongoing
-			s.others[i].QueuedTokens = s.total[i].QueuedTokens - own.QueuedTokens
+			r := &s.reports[c][i]
+			s.others[i].Ongoing = s.total[own][i].Ongoing - r.Ongoing
+			s.others[i].QueuedTokens = s.total[own][i].QueuedTokens - r.QueuedTokens
+			for other := range s.before {
+				if other != own {
+					s.others[i].Ongoing += s.before[other][i].Ongoing
+					s.others[i].QueuedTokens += s.before[other][i].QueuedTokens
+				}
+			}
 		}
 		s.damping[c].Damp(s.others)
 		rt.Load.SetDrift(s.damping[c].Drift())
 		rt.Load.SetPeers(s.others)
-		if len(changes) > 0 {
-			rt.CacheChanged(changes)
+		for at := range changes {
+			if news := changes[at]; at == own && len(news) > 0 {
+				rt.CacheChanged(news)
+			} else if at != own && len(s.late[at]) > 0 {
+				rt.CacheChanged(s.late[at])
+			}
 		}
+	}
+	s.late = changes
+	for at := range s.total {
+		copy(s.before[at], s.total[at])
 	}
 }

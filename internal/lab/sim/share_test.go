@@ -28,7 +28,7 @@ func TestSharing(t *testing.T) {
 		n, tokens := r.View().ByID(id).PeerLoad()
 		return [2]int{n, int(tokens)}
 	}
-	s := newSharing([]*router.Router{a, b}, 100*time.Millisecond, nil)
+	s := newSharing([]*router.Router{a, b}, 1, 100*time.Millisecond, nil)
 	one := pinned(t, a, first, 1000)
 	pinned(t, b, second, 50)
 
@@ -54,4 +54,31 @@ func TestSharing(t *testing.T) {
 
 func TestNothingShared(t *testing.T) {
 	require.Equal(t, never, (*sharing)(nil).due())
+}
+
+// A client of another server sees a client's load one interval later than those of its own server.
+func TestSharingOfServers(t *testing.T) {
+	routers := make([]*router.Router, 3)
+	for i := range routers {
+		p, err := newPolicy(t)
+		require.NoError(t, err)
+		routers[i] = policytest.NewRouter(t, p, policytest.Fleet(2))
+	}
+	first := routers[0].View().Replicas()[0].ID
+	s := newSharing(routers, 2, 100*time.Millisecond, nil)
+	pinned(t, routers[0], first, 1000)
+	seen := func(i int) int {
+		n, _ := routers[i].View().ByID(first).PeerLoad()
+		return n
+	}
+	for range 3 {
+		s.tick()
+	}
+	require.Equal(t, 1, seen(2), "of the same server")
+	require.Equal(t, 0, seen(1), "of the other one")
+	for range 3 {
+		s.tick()
+	}
+	require.Equal(t, 1, seen(1))
+	require.Equal(t, 0, seen(0))
 }
