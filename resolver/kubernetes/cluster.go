@@ -12,6 +12,7 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -23,6 +24,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // A cluster is an API server with the credentials for it.
@@ -83,6 +86,26 @@ func trim(x any) (any, error) {
 // within two seconds. client-go's own is 30 s.
 var retry = wait.Backoff{Duration: time.Second / 4, Factor: 2, Jitter: 0.5, Steps: 10, Cap: time.Second / 2}
 
+// refusals is how many attempts in a row ended with 403.
+type refusals int
+
+// After 20 of them the Role is missing, and there is a pause before each further attempt. An API server that starts has
+// no Roles yet for a moment, which is to cost no time.
+const (
+	maxRefusals  = 20
+	refusalPause = 5 * time.Second
+)
+
+// attempt counts an attempt, and pauses where the Role is missing.
+func (n *refusals) attempt(ctx context.Context, err error) {
+	if *n++; !apierrors.IsForbidden(err) {
+		*n = 0
+	}
+	if *n > maxRefusals {
+		_ = pause.For(ctx, refusalPause)
+	}
+}
+
 // follow keeps a store the same as a collection until the context ends. Lists, watches, bookmarks, 410 and tokens
 // that rotate are client-go's.
 func (c *cluster) follow(ctx context.Context, what collection, store interface {
@@ -94,15 +117,18 @@ func (c *cluster) follow(ctx context.Context, what collection, store interface {
 		store.tried(err)
 		return
 	}
+	var refused refusals
 	observed := &cache.ListWatch{}
 	observed.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 		list, err := direct.ListWithContext(ctx, o)
 		store.tried(err)
+		refused.attempt(ctx, err)
 		return list, err
 	}
 	observed.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 		w, err := direct.WatchWithContext(ctx, o)
 		store.tried(err)
+		refused.attempt(ctx, err)
 		return w, err
 	}
 	silent, backoff := logr.Discard(), retry // failures are logged by the source

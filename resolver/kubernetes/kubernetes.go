@@ -31,7 +31,8 @@
 // Pods declare fields of a fleet file as annotations or labels, like warmpath.dev/weight: "2" or
 // warmpath.dev/kv_events: "tcp://HOST:5557".
 //
-// Guarantees. An API server that is away leaves the last fleet in force, and one that is back is asked within 0.75 s.
+// Guarantees. An API server that is away leaves the last fleet in force, and one that is back is asked within 0.75 s, or
+// within five seconds where it has answered 403 for a while: the Role is missing.
 // So does a Service or a pool that is gone. Where no endpoint of a Service is ready any more, those that were in use
 // stay while they exist. What is wrong before there is a fleet fails calls with the reason. Close returns when all
 // goroutines have ended.

@@ -240,7 +240,7 @@ func (o *observer) all() [][]policy.Attributes {
 // until waits for a report after which a condition holds.
 func (o *observer) until(t testing.TB, what string, holds func(fleets [][]policy.Attributes, errs []string) bool) {
 	t.Helper()
-	deadline := time.After(time.Minute)
+	deadline := time.After(2 * time.Minute)
 	for {
 		o.mu.Lock()
 		done, fleets, errs := holds(o.fleets, o.errs), o.fleets, o.errs

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -207,6 +208,52 @@ func TestAPIServerStops(t *testing.T) {
 	t.Logf("%d calls", calls)
 	require.Empty(t, failed)
 	require.Len(t, o.all(), 2)
+}
+
+// A watch that goes on at a version which the API server no longer has ends with 410, and the fleet is listed anew.
+func TestWatchExpires(t *testing.T) {
+	l := startLab(t)
+	// An API server that has just started has no Roles yet: to the administrator that is all the same.
+	require.NoError(t, os.WriteFile(l.tokenFile, []byte(l.server.Token), 0o600))
+	l.write("chat-1", up("a", 1))
+	o := l.observe(l.target())
+	o.fleet(t, "a")
+	l.write("chat-1", up("a", 1), up("b", 2)) // the watch has this version
+	o.fleet(t, "a", "b")
+	var seen struct {
+		Metadata struct{ ResourceVersion string }
+	}
+	require.NoError(t, l.server.Do(t.Context(), http.MethodGet, l.slices()+"/chat-1", "", nil, &seen))
+	l.do(http.MethodPost, "/api/v1/namespaces/"+l.namespace+"/configmaps", "", `{"metadata": {"name": "newer"}}`)
+	l.server.Stop()
+	require.NoError(t, l.server.Start(l.deadline()))
+	var event struct{ Object struct{ Code int } }
+	require.NoError(t, l.server.Do(t.Context(), http.MethodGet,
+		l.slices()+"?watch=1&timeoutSeconds=1&resourceVersion="+seen.Metadata.ResourceVersion, "", nil, &event))
+	require.Equal(t, http.StatusGone, event.Object.Code)
+	l.write("chat-1", up("a", 1), ends("b", 2))
+	o.fleet(t, "a", "b!")
+	require.Len(t, o.all(), 3)
+}
+
+// A token that is refused is replaced by what its file has since. client-go reads the file once in 50 seconds.
+func TestTokenRotates(t *testing.T) {
+	if os.Getenv("WARMPATH_REQUIRE_ALL") == "" {
+		t.Skip("it takes a minute; WARMPATH_REQUIRE_ALL runs it")
+	}
+	l := startLab(t)
+	l.grant()
+	l.write("chat-1", up("a", 1))
+	old, err := l.server.NewToken(t.Context(), l.namespace, "client")
+	require.NoError(t, err)
+	l.do(http.MethodDelete, "/api/v1/namespaces/"+l.namespace+"/serviceaccounts/client", "", "")
+	fresh, err := l.server.ServiceAccount(t.Context(), l.namespace, "client")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(l.tokenFile, []byte(old), 0o600))
+	o := l.observe(l.target())
+	o.failed(t, "Unauthorized")
+	require.NoError(t, os.WriteFile(l.tokenFile, []byte(fresh), 0o600))
+	o.fleet(t, "a")
 }
 
 // outage is how long the API server is away. A longer one is no different: the pauses between attempts are as long as

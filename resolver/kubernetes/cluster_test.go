@@ -1,0 +1,33 @@
+package kubernetes
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+// A Role that is missing costs the API server few requests; one that comes late, with an API server that starts, costs
+// no time.
+func TestRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var n refusals
+		refuse := func(times int) time.Duration {
+			began := time.Now()
+			for range times {
+				n.attempt(t.Context(), apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "", errors.New("no Role")))
+			}
+			return time.Since(began)
+		}
+		require.Zero(t, refuse(maxRefusals))
+		require.Equal(t, 3*refusalPause, refuse(3))
+		n.attempt(t.Context(), errors.New("connection refused"))
+		require.Zero(t, refuse(maxRefusals))
+		n.attempt(t.Context(), nil)
+		require.Zero(t, refuse(1))
+	})
+}
