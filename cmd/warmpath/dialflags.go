@@ -95,11 +95,14 @@ func (d *dialFlags) transport() (credentials.TransportCredentials, error) {
 		}
 	}
 	if d.cert != "" || d.key != "" {
-		own, err := tls.LoadX509KeyPair(d.cert, d.key)
-		if err != nil {
+		load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { // for each connection: it may be renewed
+			own, err := tls.LoadX509KeyPair(d.cert, d.key)
+			return &own, err
+		}
+		if _, err := load(nil); err != nil {
 			return nil, usagef("--cert, --key: %w", err)
 		}
-		c.Certificates = []tls.Certificate{own}
+		c.GetClientCertificate = load
 	}
 	return credentials.NewTLS(c), nil
 }

@@ -111,6 +111,7 @@ require (
 	github.com/warmpath/warmpath/server/nats v0.0.0
 	github.com/warmpath/warmpath/tokenizers v0.0.0
 	go.opentelemetry.io/contrib/exporters/autoexport v0.72.0
+	go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc v0.72.0
 	go.opentelemetry.io/otel v1.47.0
 	go.opentelemetry.io/otel/exporters/prometheus v0.69.0
 	go.opentelemetry.io/otel/metric v1.47.0

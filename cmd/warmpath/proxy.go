@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
+	"go.opentelemetry.io/otel/propagation"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 	"sigs.k8s.io/yaml"
@@ -52,7 +54,8 @@ func newProxy() *cobra.Command {
 
 func (p *proxyFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&p.listen, "listen", "", "the `address` to listen on, host:port")
-	f.StringVar(&p.target, "target", "", "the `replicas`: warmpath:///host:port,host:port, a look-aside server's target or any of gRPC's")
+	f.StringVar(&p.target, "target", "",
+		"the `replicas`: warmpath:///host:port,host:port, warmpath://server/deployment or any gRPC target")
 	f.StringVar(&p.config, "config", "", "the channel's configuration, a YAML or JSON `file`")
 	f.StringVar(&p.cert, "listen-cert", "", "PEM `file` of the listener's certificate; default: no TLS")
 	f.StringVar(&p.key, "listen-key", "", "PEM `file` of its private key")
@@ -83,6 +86,11 @@ func (p *proxyFlags) run(c *cobra.Command, out serveOutput) error {
 		return err
 	}
 	defer exports.end()
+	if exported("TRACES") {
+		tracer, parent := otelgrpc.WithTracerProvider(exports.tracer), otelgrpc.WithPropagators(propagation.TraceContext{})
+		serve = append(serve, grpc.StatsHandler(otelgrpc.NewServerHandler(tracer, parent)))
+		dial = append(dial, grpc.WithStatsHandler(otelgrpc.NewClientHandler(tracer, parent)))
+	}
 	if os.Getenv("GOGC") == "" {
 		defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	}

@@ -15,7 +15,8 @@ const HealthService = "warmpath"
 
 // asksForOwnHealth reports whether a call is not one for a replica.
 func (x *passage) asksForOwnHealth(method string) bool {
-	if len(x.requests) != 1 || method != healthpb.Health_Check_FullMethodName && method != healthpb.Health_Watch_FullMethodName {
+	if method != healthpb.Health_Check_FullMethodName && method != healthpb.Health_Watch_FullMethodName ||
+		len(x.requests) != 1 {
 		return false
 	}
 	var q healthpb.HealthCheckRequest

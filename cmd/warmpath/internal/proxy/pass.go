@@ -18,7 +18,7 @@ import (
 
 const (
 	// patience is how long a client may take from its first message to its half-close to count as one that sends one
-	// message. Clients send both together; who goes on sending waits so long once.
+	// message. Clients send both together; a call that goes on waits so long once.
 	patience = 5 * time.Millisecond
 	// silence is after how long without a message a call is opened: its replica may be the one to begin.
 	silence = time.Second

@@ -1,0 +1,139 @@
+package proxy_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	testpb "google.golang.org/grpc/interop/grpc_testing"
+)
+
+// needs skips a test without a program that it needs, or fails it where everything must be tried.
+func needs(t testing.TB, what string, err error) {
+	t.Helper()
+	switch {
+	case err == nil:
+	case os.Getenv("WARMPATH_REQUIRE_ALL") != "":
+		t.Fatalf("%s is not installed: %v", what, err)
+	default:
+		t.Skipf("%s is not installed: %v", what, err)
+	}
+}
+
+// served is a replica that does what the body of a request asks for, and counts the calls that were cancelled.
+func served(cancelled *atomic.Int32) *replica {
+	wait := func(ctx context.Context) error {
+		<-ctx.Done()
+		cancelled.Add(1)
+		return ctx.Err()
+	}
+	return &replica{
+		unary: func(ctx context.Context, q *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+			if err := errors.Join(grpc.SetHeader(ctx, keys), grpc.SetTrailer(ctx, keys)); err != nil {
+				return nil, err
+			}
+			switch string(q.GetPayload().GetBody()) {
+			case "refuse":
+				return nil, refused()
+			case "wait":
+				return nil, wait(ctx)
+			}
+			return &testpb.SimpleResponse{Payload: q.GetPayload()}, nil
+		},
+		output: func(q *testpb.StreamingOutputCallRequest, out grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			n, _ := strconv.Atoi(string(q.GetPayload().GetBody()))
+			for range max(n, 1) {
+				if err := out.Send(q2a(q)); err != nil {
+					return err
+				}
+			}
+			if n == 0 {
+				return wait(out.Context())
+			}
+			return nil
+		},
+		input: func(in grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error {
+			n := 0
+			for {
+				m, err := in.Recv()
+				if err == io.EOF {
+					return in.SendAndClose(&testpb.StreamingInputCallResponse{AggregatedPayloadSize: int32(n)})
+				}
+				if err != nil {
+					return err
+				}
+				n += len(m.GetPayload().GetBody())
+			}
+		},
+		duplex: func(x grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
+			for {
+				q, err := x.Recv()
+				if err == io.EOF {
+					return nil
+				}
+				if err == nil {
+					err = x.Send(q2a(q))
+				}
+				if err != nil {
+					return err
+				}
+			}
+		},
+	}
+}
+
+// grpcio, which C++ shares, as a client.
+func TestPython(t *testing.T) {
+	const python = "/usr/bin/python3"
+	out, err := exec.Command(python, "-c", "import grpc").CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w: %s", err, out)
+	}
+	needs(t, python+" with grpcio", err)
+	var cancelled atomic.Int32
+	r := start(t, served(&cancelled))
+	_, at := through(t, "warmpath:///"+r.at)
+	for _, address := range []string{r.at, at} { // on a direct connection too: the program itself is right
+		cmd := exec.CommandContext(deadline(t), python, "testdata/client.py", address)
+		cmd.Env = append(os.Environ(), "GRPC_VERBOSITY=NONE", "no_proxy=127.0.0.1")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Equal(t, "good\n", string(out))
+	}
+	r.server.GracefulStop()
+	require.EqualValues(t, 4, cancelled.Load(), "deadlines and cancellations reach the replica")
+}
+
+// Reflection and health are those of a replica.
+func TestGrpcurl(t *testing.T) {
+	name, first := "go", []string{"tool", "-modfile=tools/go.mod", "grpcurl"}
+	if path, err := exec.LookPath("grpcurl"); err == nil {
+		name, first = path, nil
+	} else if os.Getenv("WARMPATH_REQUIRE_ALL") == "" {
+		needs(t, "grpcurl", err)
+	}
+	var cancelled atomic.Int32
+	_, at := through(t, "warmpath:///"+start(t, served(&cancelled)).at)
+	grpcurl := func(args ...string) string {
+		cmd := exec.CommandContext(deadline(t), name, append(append(first, "-plaintext"), args...)...)
+		cmd.Dir, cmd.Env = "../../../..", append(os.Environ(), "GOWORK=off") // -modfile does not work in a workspace
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "grpcurl %s\n%s", strings.Join(args, " "), out)
+		return string(out)
+	}
+	require.Contains(t, grpcurl(at, "list"), "grpc.testing.TestService\n")
+	require.Contains(t, grpcurl(at, "describe", "grpc.testing.TestService.UnaryCall"), ".grpc.testing.SimpleRequest")
+	require.Contains(t, grpcurl(at, "grpc.health.v1.Health/Check"), "SERVING")
+	require.Contains(t, grpcurl("-d", `{"service":"warmpath"}`, at, "grpc.health.v1.Health/Check"), "SERVING")
+	require.Contains(t, grpcurl("-d", `{"payload":{"body":"aGVsbG8="}}`, at, "grpc.testing.TestService/UnaryCall"), `"body": "aGVsbG8="`)
+	require.Equal(t, 2, strings.Count(grpcurl("-d", `{"payload":{"body":"Mg=="}}`, at, "grpc.testing.TestService/StreamingOutputCall"), "Mg=="))
+}
