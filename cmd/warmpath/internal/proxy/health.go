@@ -24,9 +24,10 @@ func (x *passage) asksForOwnHealth(method string) bool {
 }
 
 // ownHealth answers with the proxy's own health: once, or each time that it changes.
-func (p *Proxy) ownHealth(x *passage, method string) error {
+func (x *passage) ownHealth(method string) error {
+	conn := x.proxy.conn
 	for last := healthpb.HealthCheckResponse_UNKNOWN; ; {
-		state, is := p.conn.GetState(), healthpb.HealthCheckResponse_NOT_SERVING
+		state, is := conn.GetState(), healthpb.HealthCheckResponse_NOT_SERVING
 		if state == connectivity.Ready || state == connectivity.Idle { // an idle channel connects for a call
 			is = healthpb.HealthCheckResponse_SERVING
 		}
@@ -43,7 +44,7 @@ func (p *Proxy) ownHealth(x *passage, method string) error {
 		if method == healthpb.Health_Check_FullMethodName {
 			return nil
 		}
-		if !p.conn.WaitForStateChange(x.ctx, state) {
+		if !conn.WaitForStateChange(x.ctx, state) {
 			return status.FromContextError(x.ctx.Err()).Err()
 		}
 	}

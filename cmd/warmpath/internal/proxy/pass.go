@@ -4,9 +4,11 @@ import (
 	"context"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	encodingproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
@@ -29,96 +31,104 @@ var (
 	stream = &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}
 )
 
-// A passage is one call on its way. Its goroutine reads answers, a second one requests.
+// A passage is one call on its way. The goroutine of its handler reads requests, and answers too where its client has
+// half-closed before the call opens; else a second one has the answers.
 type passage struct {
-	in  grpc.ServerStream
-	ctx context.Context // of in: it ends with the handler, and the call to the replica with it
+	proxy *Proxy
+	in    grpc.ServerStream
+	ctx   context.Context // of in: it ends with the handler, and the call to the replica with it
 
-	arrived chan arrival  // requests before out is open
-	opened  chan struct{} // closed when out is open
-	out     grpc.ClientStream
-
-	requests []*mem.BufferSlice // to send when out opens
+	requests []*mem.BufferSlice // to send when the call opens
 	closed   bool               // the client sends no more than those
-}
 
-// An arrival is a request message, or the end of them.
-type arrival struct {
-	message *mem.BufferSlice
-	err     error
+	opened   sync.WaitGroup // waits for out, nil = there is none
+	out      grpc.ClientStream
+	answered sync.WaitGroup // waits for err
+	err      error          // the call's status
 }
 
 // pass passes a call on. It is the handler of all methods.
 func (p *Proxy) pass(_ any, in grpc.ServerStream) error {
 	grow(0)
-	x := &passage{in: in, ctx: in.Context(), arrived: make(chan arrival), opened: make(chan struct{})}
-	go x.read()
-	if err := x.begin(p.patience); err != nil {
-		return err
+	x := &passage{proxy: p, in: in, ctx: in.Context()}
+	x.opened.Add(1)
+	x.answered.Add(1)
+	wait := time.AfterFunc(silence, x.early)
+	for {
+		m, err := x.receive()
+		switch first := wait.Stop(); {
+		case !first:
+			return x.rest(m, err)
+		case err == io.EOF:
+			x.closed = true
+			return x.serve()
+		case err != nil:
+			return err
+		}
+		x.requests = append(x.requests, m)
+		if len(x.requests) > 1 {
+			go x.early()
+			return x.rest(x.receive())
+		}
+		wait.Reset(p.patience)
 	}
-	method, _ := grpc.MethodFromServerStream(in)
-	if x.asksForOwnHealth(method) {
-		return p.ownHealth(x, method)
+}
+
+func (x *passage) receive() (*mem.BufferSlice, error) {
+	m := new(mem.BufferSlice)
+	return m, x.in.RecvMsg(m)
+}
+
+// early serves a call whose client has not half-closed. Its status may come while the handler waits for a request: only
+// the transport's own method, which tests pin, ends that.
+func (x *passage) early() {
+	grow(0)
+	x.err = x.serve()
+	t, _ := grpc.ServerTransportStreamFromContext(x.ctx).(interface{ WriteStatus(*status.Status) error })
+	if t != nil {
+		st := status.New(codes.OK, "")
+		if x.err != nil {
+			st = status.Convert(x.err)
+		}
+		_ = t.WriteStatus(st) // a client that is gone needs none
 	}
-	if err := x.open(p.conn, method); err != nil {
+	x.answered.Done()
+}
+
+// rest passes on the requests from m on that come once the call is open, and returns the call's status.
+func (x *passage) rest(m *mem.BufferSlice, err error) error {
+	x.opened.Wait()
+	for broken := error(nil); x.out != nil && err == nil && broken == nil; m, err = x.receive() {
+		broken = x.out.SendMsg(m) // RecvMsg returns the status
+		m.Free()
+	}
+	if x.out != nil && err == io.EOF {
+		_ = x.out.CloseSend() // likewise
+	}
+	x.answered.Wait()
+	return x.err
+}
+
+// serve opens the call, passes the answers on, and returns the call's status.
+func (x *passage) serve() (err error) {
+	method, _ := grpc.MethodFromServerStream(x.in)
+	own := x.asksForOwnHealth(method)
+	if !own {
+		err = x.open(method)
+	}
+	x.opened.Done()
+	switch {
+	case own:
+		return x.ownHealth(method)
+	case err != nil:
 		return err
 	}
 	return x.answer()
 }
 
-// read reads requests, for begin until the call is open and then for the replica.
-func (x *passage) read() {
-	grow(0)
-	for {
-		m := new(mem.BufferSlice)
-		err := x.in.RecvMsg(m)
-		select {
-		case x.arrived <- arrival{m, err}:
-		case <-x.opened:
-			switch {
-			case err == io.EOF:
-				_ = x.out.CloseSend() // its error is RecvMsg's to return
-			case err == nil:
-				err = x.out.SendMsg(m)
-				m.Free()
-			}
-		case <-x.ctx.Done():
-			return
-		}
-		if err != nil {
-			return
-		}
-	}
-}
-
-// begin waits until it is known what the call is opened with.
-func (x *passage) begin(patience time.Duration) error {
-	wait := time.NewTimer(silence)
-	defer wait.Stop()
-	for len(x.requests) < 2 {
-		select {
-		case a := <-x.arrived:
-			switch {
-			case a.err == io.EOF:
-				x.closed = true
-				return nil
-			case a.err != nil:
-				return a.err
-			}
-			x.requests = append(x.requests, a.message)
-			wait.Reset(patience)
-		case <-wait.C:
-			return nil
-		case <-x.ctx.Done():
-			return status.FromContextError(x.ctx.Err()).Err()
-		}
-	}
-	return nil
-}
-
 // open opens the call to a replica, and sends what has come. The first message is not freed: what the policy looks at
 // is in its memory.
-func (x *passage) open(conn *grpc.ClientConn, method string) (err error) {
+func (x *passage) open(method string) (err error) {
 	md, _ := metadata.FromIncomingContext(x.ctx)
 	desc, options := single, x.options(md)
 	if !x.closed || len(x.requests) != 1 {
@@ -130,7 +140,7 @@ func (x *passage) open(conn *grpc.ClientConn, method string) (err error) {
 	for _, key := range hopByHop {
 		delete(md, key)
 	}
-	x.out, err = conn.NewStream(metadata.NewOutgoingContext(x.ctx, md), desc, method, options...)
+	x.out, err = x.proxy.conn.NewStream(metadata.NewOutgoingContext(x.ctx, md), desc, method, options...)
 	for i := 0; err == nil && i < len(x.requests); i++ {
 		err = x.out.SendMsg(x.requests[i])
 	}
@@ -141,7 +151,6 @@ func (x *passage) open(conn *grpc.ClientConn, method string) (err error) {
 	if x.closed && desc == stream {
 		_ = x.out.CloseSend() // its error is RecvMsg's to return
 	}
-	close(x.opened)
 	return nil
 }
 
