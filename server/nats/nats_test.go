@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -61,15 +63,20 @@ type node struct {
 	stop    func()
 }
 
-// ports returns n free ports of the loopback.
+// tried counts the ports that were tried: no two tests get the same.
+var tried atomic.Int64
+
+// ports returns n free ports of the loopback, below those that the system gives to programs that ask for any.
 func ports(t testing.TB, n int) []int {
 	t.Helper()
-	all := make([]int, n)
-	for i := range all {
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer lis.Close()
-		all[i] = lis.Addr().(*net.TCPAddr).Port
+	var all []int
+	for len(all) < n {
+		port := 10_000 + (os.Getpid()*101+int(tried.Add(1)))%20_000
+		lis, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
+		if err == nil {
+			all = append(all, port)
+			require.NoError(t, lis.Close())
+		}
 	}
 	return all
 }
@@ -119,7 +126,7 @@ func start(t testing.TB, config string) *node {
 }
 
 func soon(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -143,7 +150,7 @@ func (n *node) agrees(t testing.TB, peers int) {
 			}
 		}
 		return len(c.GetPeers()) == peers && c.GetConnected()
-	}, 20*time.Second, 20*time.Millisecond, "%v", n.logs)
+	}, time.Minute, 20*time.Millisecond, "%v", n.logs)
 }
 
 func (n *node) ongoing(t testing.TB) (all int) {
@@ -171,28 +178,28 @@ func TestEmbedded(t *testing.T) {
 	a.agrees(t, 1)
 	b.agrees(t, 1)
 	id := a.reserve(t)
-	require.Eventually(t, func() bool { return b.ongoing(t) == 1 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return b.ongoing(t) == 1 }, time.Minute, 5*time.Millisecond)
 	_, err := a.routing.Register(soon(t), &warmpathv1.RegisterRequest{
 		Replica: &warmpathv1.Replica{Address: "10.0.0.9:1"}, LeaseMs: 60_000,
 	})
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return len(b.deployment(t).GetReplicas()) == 3 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return len(b.deployment(t).GetReplicas()) == 3 }, time.Minute, 5*time.Millisecond)
 
 	c := start(t, embedded(at, 2))
 	c.agrees(t, 2)
 	require.Eventually(t, func() bool {
 		return c.ongoing(t) == 1 && len(c.deployment(t).GetReplicas()) == 3
-	}, 10*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 
 	_, err = a.routing.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{
 		{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED},
 	}})
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return c.ongoing(t) == 0 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return c.ongoing(t) == 0 }, time.Minute, 5*time.Millisecond)
 	a.reserve(t)
-	require.Eventually(t, func() bool { return c.ongoing(t) == 1 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return c.ongoing(t) == 1 }, time.Minute, 5*time.Millisecond)
 	a.stop()
-	require.Eventually(t, func() bool { return c.ongoing(t) == 0 }, 10*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return c.ongoing(t) == 0 }, time.Minute, 5*time.Millisecond)
 	c.agrees(t, 1)
 	require.Contains(t, c.logs.String(), "another server left")
 	require.Len(t, c.deployment(t).GetReplicas(), 3, "what registered with it stays for its lease")
@@ -216,12 +223,12 @@ func TestStore(t *testing.T) {
 		var err error
 		first, err = x.Set(ctx, "key/with any * byte", []byte("one"), time.Minute)
 		return err == nil
-	}, 20*time.Second, 50*time.Millisecond)
+	}, time.Minute, 50*time.Millisecond)
 	e, err := y.Get(ctx, "key/with any * byte")
 	require.NoError(t, err)
 	require.Equal(t, "one", string(e.Value))
 	require.Equal(t, first, e.Version)
-	require.InDelta(t, time.Minute, e.TTL, float64(5*time.Second))
+	require.InDelta(t, time.Minute, e.TTL, float64(time.Minute/2))
 	second, err := y.CompareAndSet(ctx, "key/with any * byte", first, []byte("two"), time.Minute)
 	require.NoError(t, err)
 	require.Greater(t, second, first)
@@ -247,7 +254,7 @@ func TestStore(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := y.Get(ctx, "short")
 		return errors.Is(err, policy.ErrNotFound)
-	}, 5*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	_, err = y.CompareAndSet(ctx, "short", 0, []byte("w"), time.Minute)
 	require.NoError(t, err, "its time is over")
 
