@@ -82,7 +82,7 @@ func TestPageShowsTheStatus(t *testing.T) {
 		`<td class="n">90</td><td class="n">90,000</td>`, "round_robin/round_robin", "ResourceExhausted",
 		"25 of 100 requests (25.0 %)", "&lt;b&gt;", "&#34;&gt;&lt;script&gt;alert(1)&lt;/script&gt;<small>h:1</small>",
 		"ejected for 1 min 5 s (2 principals): calls fail", "not_serving (check): NOT_SERVING", "&lt;lost&gt;", "its load is out of date",
-		"25.0 %</span><small>16,000 of 64,000 tokens", "1 of 2<small>3 gaps, lag 1.5ms", "16 min 40 s", "life",
+		"25.0 %</span><small>16,000 of 64,000 tokens", "1 of 2<small>3 gaps, lag 1.5ms", "up 16 min 40 s",
 	} {
 		require.Contains(t, body, want)
 	}
@@ -95,6 +95,31 @@ func TestPageShowsTheStatus(t *testing.T) {
 	code, body = get(p, "/")
 	require.Equal(t, http.StatusForbidden, code)
 	require.Contains(t, body, "not yours")
+}
+
+// The servers are those of the status, each once; one that is not in step with a deployment is marked.
+func TestPageShowsServers(t *testing.T) {
+	f := &fixed{status: statusAt(60)}
+	_, body := get(newPage(t, f), "/")
+	require.Contains(t, body, `<tr><th scope="row">life</th><td><span class="state ready">shows this page</span></td><td>up 1 min 0 s</td></tr>`)
+	part := func(inSync bool) *warmpathv1.ClusterStatus {
+		return &warmpathv1.ClusterStatus{Origin: "<one>", Connected: inSync, SentBytes: 5000, Peers: []*warmpathv1.PeerStatus{
+			{Origin: "two", AgeMs: 2500, InSync: inSync, SameConfig: true}, {Origin: "three", InSync: true, SameConfig: inSync},
+		}}
+	}
+	f.status.Deployments[0].Cluster = part(true)
+	_, body = get(newPage(t, f), "/")
+	for _, want := range []string{
+		`&lt;one&gt;</th><td><span class="state ready">shows this page`, `two</th><td><span class="state ready">in sync</span></td><td>2 s ago`, "5 kB",
+	} {
+		require.Contains(t, body, want)
+	}
+	f.status.Deployments = append([]*warmpathv1.DeploymentStatus{{Name: "code", Cluster: part(false)}}, f.status.Deployments...)
+	_, body = get(newPage(t, f), "/")
+	for _, want := range []string{"cut off from the cluster", `two</th><td><span class="state full">catches up`, `three</th><td><span class="state full">has another config of code`} {
+		require.Contains(t, body, want)
+	}
+	require.Equal(t, 1, strings.Count(body, ">two<"))
 }
 
 // A reason that stands for others, which the samples have, gets no rate: it would be the whole count.

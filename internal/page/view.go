@@ -3,6 +3,7 @@ package page
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -15,9 +16,12 @@ import (
 // view is what the live part of the page shows.
 type view struct {
 	*warmpathv1.GetStatusResponse
-	Uptime string
-	Shown  []deployment
+	Shown   []deployment
+	Servers []server
 }
+
+// A server is a row of the servers: the one that shows the page, and those that it shares its view with.
+type server struct{ Name, State, Text, Updated string }
 
 // A deployment is one section of the page.
 type deployment struct {
@@ -63,13 +67,48 @@ type replica struct {
 
 // newView makes the view of a status and of the samples before it. O(replicas).
 func newView(s *warmpathv1.GetStatusResponse, h *history) *view {
-	v := &view{GetStatusResponse: s, Uptime: duration(s.GetUptimeMs())}
+	v := &view{GetStatusResponse: s, Servers: servers(s)}
 	for i, d := range s.GetDeployments() {
 		past := append(slices.Clone(h.of(d.GetName())), sampleOf(s, d))
 		v.Shown = append(v.Shown, section(d, past[max(len(past)-kept, 0):], fmt.Sprint("d", i)))
 	}
 	return v
 }
+
+// servers are the one asked, and the others of its cluster. Each deployment has its own view of these: the worst counts.
+func servers(s *warmpathv1.GetStatusResponse) []server {
+	own := server{s.GetIncarnation(), stateReady, "shows this page", "up " + duration(s.GetUptimeMs())}
+	peers := make(map[string]server)
+	for _, d := range s.GetDeployments() {
+		if d.GetCluster() == nil {
+			continue
+		}
+		own.Name = d.GetCluster().GetOrigin()
+		if !d.GetCluster().GetConnected() {
+			own.State, own.Text = stateBad, "shows this page; cut off from the cluster, it goes on with what it has"
+		}
+		for _, p := range d.GetCluster().GetPeers() {
+			x := server{p.GetOrigin(), stateReady, "in sync", duration(p.GetAgeMs()) + " ago"}
+			switch {
+			case !p.GetSameConfig():
+				x.State, x.Text = stateWarn, "has another config of "+d.GetName()
+			case !p.GetInSync():
+				x.State, x.Text = stateWarn, "catches up"
+			case peers[x.Name].State == stateWarn:
+				x = peers[x.Name]
+			}
+			peers[x.Name] = x
+		}
+	}
+	all := []server{own}
+	for _, name := range slices.Sorted(maps.Keys(peers)) {
+		all = append(all, peers[name])
+	}
+	return all
+}
+
+// Classes of the style sheet.
+const stateReady, stateWarn, stateBad = "ready", "full", "ejected"
 
 func section(d *warmpathv1.DeploymentStatus, past []sample, id string) deployment {
 	x := deployment{DeploymentStatus: d, ID: id, Fleet: fleet(d), Facts: facts(d)}
@@ -164,10 +203,14 @@ func facts(d *warmpathv1.DeploymentStatus) (all []fact) {
 	add("Index", d.GetIndex().GetBlocks(), " blocks")
 	add("Index evictions", d.GetIndex().GetEvictions(), "")
 	add("Superblocks broadcast", d.GetIndex().GetSuperblocks(), "")
+	add("Cluster gaps", d.GetCluster().GetGaps(), "")
 	for _, f := range []struct {
 		name  string
 		bytes uint64
-	}{{"Index memory", d.GetIndex().GetBytes()}, {"Broadcast", d.GetBroadcastBytes()}} {
+	}{
+		{"Index memory", d.GetIndex().GetBytes()}, {"Broadcast", d.GetBroadcastBytes()},
+		{"Cluster sent", d.GetCluster().GetSentBytes()}, {"Cluster received", d.GetCluster().GetReceivedBytes()},
+	} {
 		if f.bytes > 0 {
 			all = append(all, fact{f.name, short(float64(f.bytes)) + "B"})
 		}
