@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -70,11 +71,28 @@ type scaler struct {
 	host  endpoint.Host
 	done  <-chan struct{}
 	every time.Duration // between two looks at whether there is work
+	now   func() time.Time
+
+	mu      sync.Mutex         // guards missing
+	missing map[string]missing // by the deployment
 }
+
+// missing is the picks of a deployment that found no replica.
+type missing struct {
+	count uint64
+	last  time.Time // when count was seen to have grown
+}
+
+// recent is how long a deployment is active after a pick that found no replica: several of KEDA's polls, each 30 s.
+const recent = 2 * time.Minute
 
 // Register adds the scaler to a look-aside server. Its streams end when done is closed.
 func Register(host endpoint.Host, done <-chan struct{}) {
-	externalscaler.RegisterExternalScalerServer(host.Services(), &scaler{host: host, done: done, every: time.Second})
+	externalscaler.RegisterExternalScalerServer(host.Services(), newScaler(host, done, time.Second))
+}
+
+func newScaler(host endpoint.Host, done <-chan struct{}, every time.Duration) *scaler {
+	return &scaler{host: host, done: done, every: every, now: time.Now, missing: make(map[string]missing)}
 }
 
 // parse returns the numbers of a trigger's metadata by key: the targets, and the speed.
@@ -122,14 +140,30 @@ func (s *scaler) look(ctx context.Context, ref *externalscaler.ScaledObjectRef) 
 	return numbers, a.GetDeployments()[0], nil
 }
 
-// IsActive reports whether a request is under way or waits.
+// lacks reports whether a pick of the last minutes found no replica: nothing else shows the work of a deployment that
+// was scaled to zero.
+func (s *scaler) lacks(d *warmpathv1.DeploymentStatus) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, now := s.missing[d.GetName()], s.now()
+	for _, f := range d.GetFailures() {
+		if codes.Code(f.GetCode()) == codes.Unavailable && f.GetCount() > m.count {
+			m = missing{count: f.GetCount(), last: now}
+		}
+	}
+	s.missing[d.GetName()] = m
+	return m.count > 0 && now.Sub(m.last) < recent
+}
+
+// IsActive reports whether a request is under way or waits, or found no replica.
 func (s *scaler) IsActive(ctx context.Context, ref *externalscaler.ScaledObjectRef) (
 	*externalscaler.IsActiveResponse, error) {
 	_, d, err := s.look(ctx, ref)
 	if err != nil {
 		return nil, err
 	}
-	return &externalscaler.IsActiveResponse{Result: ongoing(d) > 0 || work(d, 1) > 0 || d.GetQueued() > 0}, nil
+	busy := ongoing(d) > 0 || work(d, 1) > 0 || d.GetQueued() > 0
+	return &externalscaler.IsActiveResponse{Result: s.lacks(d) || busy}, nil
 }
 
 // StreamIsActive sends what IsActive returns, and after that its changes.

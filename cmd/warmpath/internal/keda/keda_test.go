@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +36,7 @@ type fixture struct {
 	routing warmpathv1.RoutingServiceClient
 	server  *server.Server
 	done    chan struct{}
+	passed  atomic.Int64 // nanoseconds since the start, for the scaler
 }
 
 func start(t *testing.T, config string) *fixture {
@@ -45,7 +47,10 @@ func start(t *testing.T, config string) *fixture {
 	f.server, err = server.New(c, server.Options{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	host := endpoint.Of(f.server)
-	externalscaler.RegisterExternalScalerServer(host.Services(), &scaler{host: host, done: f.done, every: time.Millisecond})
+	scaler := newScaler(host, f.done, time.Millisecond)
+	began := time.Now()
+	scaler.now = func() time.Time { return began.Add(time.Duration(f.passed.Load())) }
+	externalscaler.RegisterExternalScalerServer(host.Services(), scaler)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	ended := make(chan error, 1)
@@ -166,6 +171,30 @@ func TestActive(t *testing.T) {
 	_, err = stream.Recv()
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.NoError(t, f.server.Shutdown(t.Context()), "no stream holds it up")
+}
+
+// A deployment without replicas is active for some time after a pick that found none.
+func TestScaledToZero(t *testing.T) {
+	f := start(t, `{deployments: {chat: {register: true}}}`)
+	isActive := func() bool {
+		a, err := f.IsActive(t.Context(), trigger("ongoingRequests", "8"))
+		require.NoError(t, err)
+		return a.GetResult()
+	}
+	require.False(t, isActive())
+	pick := func() {
+		_, err := f.routing.ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{})
+		require.Equal(t, codes.Unavailable, status.Code(err))
+	}
+	pick()
+	require.True(t, isActive())
+	require.True(t, isActive(), "KEDA asks twice")
+	f.passed.Add(int64(recent))
+	require.False(t, isActive())
+	pick()
+	require.True(t, isActive())
+	f.passed.Add(int64(recent))
+	require.False(t, isActive())
 }
 
 // A mistake in the metadata is refused by every call, and the error names the key.
