@@ -219,7 +219,7 @@ var promptless = map[string]bool{"round_robin": true, "power_of_two_choices": tr
 // cached.
 func revealsCaches(policyName string, r policy.Reason) bool {
 	switch r {
-	case "", policy.ReasonPinned, policy.ReasonReserved, policy.ReasonNoKey, policy.ReasonRetry, policy.ReasonQueued:
+	case "", policy.ReasonPinned, policy.ReasonNoKey, policy.ReasonRetry, policy.ReasonQueued:
 		return false
 	case policy.ReasonRoundRobin, policy.ReasonLeastOfTwo, policy.ReasonRing, policy.ReasonRingFallback,
 		policy.ReasonLeastLoaded:

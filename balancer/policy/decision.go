@@ -23,7 +23,6 @@ const (
 	ReasonKVCost          Reason = "kv_cost"          // least cost, or the most cached among about equal costs
 	ReasonKVNearTie       Reason = "kv_near_tie"      // least loaded, or first in rendezvous order, of several as good
 	ReasonPinned          Reason = "pinned"           // the caller named it
-	ReasonReserved        Reason = "reserved"         // by an earlier reservation
 	ReasonCentral         Reason = "central"          // the look-aside server decided
 	ReasonFallbackLocal   Reason = "fallback_local"   // the look-aside server did not answer
 	ReasonNoKey           Reason = "no_key"           // the policy's key is missing: fewer ongoing of two
