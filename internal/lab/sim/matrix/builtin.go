@@ -105,7 +105,7 @@ func factors() []Cell {
 	for _, n := range []int{1, 8} {
 		add("clients", fmt.Sprintf("clients-%d", n), func(c *Cell) { c.Clients = n })
 	}
-	for _, s := range []sim.Share{sim.ShareLoad, sim.ShareBroadcast} {
+	for _, s := range []sim.Share{sim.SharePoll, sim.ShareLoad, sim.ShareBroadcast} {
 		add("share", "share-"+string(s), func(c *Cell) { c.Share = s })
 	}
 	add("kv", "kv-300k", func(c *Cell) { c.KVTokens = 300_000 })
