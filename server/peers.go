@@ -119,13 +119,8 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, now time.Time) (x *peerServer
 	return x, true
 }
 
-// meet adds a new peer, in the place of an earlier life of it.
+// meet adds a new peer.
 func (p *peers) meet(u *warmpathv1.PeerUpdate, now time.Time) *peerServer {
-	for _, x := range p.known {
-		if x.origin == u.GetOrigin() {
-			p.forget(x, "it was restarted")
-		}
-	}
 	x := &peerServer{
 		origin: u.GetOrigin(), epoch: u.GetEpoch(), ids: make(map[uint32]string), lines: make(map[string]peerLine),
 	}

@@ -347,6 +347,9 @@ func TestClusterFollowsEventsOnce(t *testing.T) {
 	for _, d := range c.servers {
 		require.Equal(t, 12, d.hosted.Load().index.size())
 	}
+	for range 35 { // it is silent for three seconds
+		c.tick(func(from, to *wireEnd) bool { return from == c.ends[0] || to == c.ends[0] })
+	}
 	c.start(0)
 	c.ticks(25)
 	followers()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cluster"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
@@ -54,7 +56,7 @@ func (l *live) flags(f *pflag.FlagSet, clients int, policies []string) {
 	f.StringSliceVar(&l.modes, "mode", nil,
 		"start look-aside servers and compare `where` picks are made: local (clients that share nothing), broadcast "+
 			"(clients with the view of a server), central (the server)")
-	f.IntVar(&l.servers, "servers", 1, "`number` of look-aside servers, each a process, where a mode needs one")
+	f.IntVar(&l.servers, "servers", 1, "`number` of look-aside servers, each a process, where a mode needs one; several are a cluster")
 	f.DurationVar(&l.deadline, "central-deadline", policy.DefaultCentralDeadline,
 		"how long clients wait for a server's answer at most, in mode central")
 	f.Uint64Var(&l.Seed, "seed", 1, "seed of the workload or its jitter, and of the client of each request")
@@ -169,41 +171,63 @@ func (l *live) serve(ctx context.Context, o *drive.Options, mode, name string) (
 			end()
 		}
 	}
-	config, err := l.serverConfig(mode, name, o.Replicas)
-	if err != nil {
-		return stop, err
-	}
 	dir, err := os.MkdirTemp("", "warmpath-live")
 	if err != nil {
 		return stop, err
 	}
 	down = append(down, func() { _ = os.RemoveAll(dir) })
-	path := filepath.Join(dir, "server.yaml")
-	if err := os.WriteFile(path, config, 0o600); err != nil {
+	routes, err := freePorts(l.servers)
+	if err != nil {
 		return stop, err
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return stop, err
 	}
-	addresses := make([]string, l.servers)
-	for i := range addresses {
-		serve := exec.Command(self, "serve", "--config", path, "--listen", "127.0.0.1:0")
+	ports := make([]string, l.servers)
+	for i := range ports {
+		config, err := l.serverConfig(mode, name, o.Replicas, routes, i)
+		if err != nil {
+			return stop, err
+		}
+		path := filepath.Join(dir, fmt.Sprintf("server%d.yaml", i))
+		if err := os.WriteFile(path, config, 0o600); err != nil {
+			return stop, err
+		}
+		serve := exec.Command(self, "serve", "--config", path, "--listen", "0.0.0.0:0")
 		serve.Stderr = io.Discard
 		p, err := drive.StartProcess(ctx, serve)
 		if err != nil {
 			return stop, err
 		}
 		down = append(down, p.Kill)
-		addresses[i] = p.Addr()
+		_, ports[i], _ = net.SplitHostPort(p.Addr())
 	}
-	o.Target, o.Config = "warmpath://"+strings.Join(addresses, ",")+"/"+deploymentName, ""
+	// Clients prefer servers in an order by their addresses: with a loopback address for each client they spread.
+	o.TargetOf = func(client int) string {
+		host := fmt.Sprintf("127.0.%d.%d:", client/200, 1+client%200)
+		return "warmpath://" + host + strings.Join(ports, ","+host) + "/" + deploymentName
+	}
+	o.Target, o.Config = o.TargetOf(0), ""
 	return stop, nil
 }
 
+// freePorts returns ports of the loopback that nothing listens on.
+func freePorts(n int) (ports []int, err error) {
+	for range n {
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer lis.Close()
+		ports = append(ports, lis.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
+
 // serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that
-// can be.
-func (l *live) serverConfig(mode, name string, replicas []policy.Attributes) ([]byte, error) {
+// can be. Several servers, of which this is one, have routes to each other.
+func (l *live) serverConfig(mode, name string, replicas []policy.Attributes, routes []int, own int) ([]byte, error) {
 	var entries []map[string]any
 	for _, r := range replicas {
 		entries = append(entries, map[string]any{"id": r.ID, "address": r.Address})
@@ -216,7 +240,16 @@ func (l *live) serverConfig(mode, name string, replicas []policy.Attributes) ([]
 		deployment["kv_events"] = "grpc:vllm"
 	}
 	interval := max(time.Duration(float64(100*time.Millisecond)/l.Speed), 10*time.Millisecond)
-	return json.Marshal(map[string]any{
+	config := map[string]any{
 		"load_interval": interval.String(), "deployments": map[string]any{deploymentName: deployment},
-	})
+		"allow_plaintext": true,
+	}
+	if len(routes) > 1 {
+		embed := cluster.Embed{Listen: fmt.Sprintf("127.0.0.1:%d", routes[own])}
+		for _, port := range routes {
+			embed.Routes = append(embed.Routes, fmt.Sprintf("nats://127.0.0.1:%d", port))
+		}
+		config["cluster"] = cluster.Config{NATS: &cluster.NATS{Embed: &embed}}
+	}
+	return json.Marshal(config)
 }

@@ -136,7 +136,7 @@ func embedded(e *cluster.Embed) (*natsserver.Options, error) {
 		PingInterval: pingInterval, MaxPingsOut: 2, WriteDeadline: 2 * time.Second,
 	}
 	o.Cluster = natsserver.ClusterOpts{
-		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT), ConnectRetries: 1 << 30,
+		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT),
 	}
 	for i, r := range e.Routes {
 		u, err := url.Parse(r)

@@ -54,8 +54,12 @@ func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err err
 	if o.Config != "" {
 		options = append(options, client.WithConfig(o.Config))
 	}
-	for range o.Clients {
-		cc, err := client.New(o.Target, options...)
+	for i := range o.Clients {
+		target := o.Target
+		if o.TargetOf != nil {
+			target = o.TargetOf(i)
+		}
+		cc, err := client.New(target, options...)
 		if err != nil {
 			return channels, err
 		}

@@ -20,6 +20,8 @@ import (
 type Options struct {
 	// Target is what the channels dial.
 	Target string
+	// TargetOf is the target of each client in place of Target; nil = all have Target.
+	TargetOf func(client int) string
 	// Clients is the number of channels.
 	Clients int
 	// Config is the channels' configuration, the JSON object under "warmpath"; empty means the defaults.

@@ -79,7 +79,7 @@ func (SnapshotPart) EnumDescriptor() ([]byte, []int) {
 // not part of it.
 type PeerUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the server, the same after a restart.
+	// Name of the server for operators: host and address.
 	Origin string `protobuf:"bytes,1,opt,name=origin,proto3" json:"origin,omitempty"`
 	// This life of the server. Numbers of replicas mean nothing in another one.
 	Epoch string `protobuf:"bytes,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
