@@ -3,10 +3,12 @@ package server
 import (
 	"context"
 	"net"
+	"sync"
 
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -38,4 +40,19 @@ func (h endpointHost) Services() grpc.ServiceRegistrar { return h.grpc }
 func (h endpointHost) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse,
 	error) {
 	return statusService{Server: h.Server}.GetStatus(ctx, r)
+}
+
+// unnamed is the reading where no deployment is meant.
+var unnamed = sync.OnceValue(func() endpoint.Reading {
+	r, _ := endpoint.NewReading(policy.Config{})
+	return r
+})
+
+// Reading implements [endpoint.Host].
+func (h endpointHost) Reading(ctx context.Context, deployment string) endpoint.Reading {
+	d, err := h.named(h.principalOf(ctx), deployment)
+	if err != nil {
+		return unnamed()
+	}
+	return d.hosted.Load().reading
 }

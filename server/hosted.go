@@ -13,6 +13,7 @@ import (
 	_ "github.com/warmpath/warmpath/balancer/kvevents" // KV events over ZeroMQ
 	"github.com/warmpath/warmpath/balancer/policy"
 	_ "github.com/warmpath/warmpath/internal/builtin"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/router"
@@ -25,6 +26,8 @@ type hosted struct {
 	config policy.Config // of the Router
 	log    *slog.Logger
 	number uint64 // of the deployment's Routers, from 1
+	// reading is how gateways' requests are read.
+	reading endpoint.Reading
 
 	deciding atomic.Pointer[string] // name of the policy in force
 
@@ -51,6 +54,7 @@ func host(r *router.Router, c policy.Config, old *hosted, conns *replicaConns, l
 	if old != nil {
 		h.number = old.number + 1
 	}
+	h.reading, _ = endpoint.NewReading(c) // the config was checked
 	h.name(c)
 	if !r.ObservesCache() {
 		return h

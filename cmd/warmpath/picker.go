@@ -50,14 +50,12 @@ func (p *picker) check(c *server.Config) error {
 
 // serve begins to serve, if there is an address.
 func (p *picker) serve(ctx context.Context, s *server.Server, failed chan<- error, out serveOutput) (
-	e *extproc.Server, err error,
+	*extproc.Server, error,
 ) {
 	if p.listen == "" {
 		return nil, nil
 	}
-	if e, err = extproc.New(endpoint.Of(s), p.options); err != nil {
-		return nil, err
-	}
+	e := extproc.New(endpoint.Of(s), p.options)
 	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", p.listen)
 	if err != nil {
 		return nil, fmt.Errorf("--ext-proc: %w", err)

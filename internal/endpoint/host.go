@@ -2,11 +2,14 @@ package endpoint
 
 import (
 	"context"
+	"fmt"
 	"net"
 
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -30,6 +33,29 @@ type Host interface {
 	// before it serves. Their streams end before Shutdown, or are cut off.
 	Services() grpc.ServiceRegistrar
 	GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error)
+	// Reading is that of a deployment, "" = the only one; without one it is that of a config without fields.
+	Reading(ctx context.Context, deployment string) Reading
+}
+
+// A Reading is how requests of a deployment are read.
+type Reading struct {
+	Sessions *requestkey.SessionKeys
+	Dialects *requestkey.Table
+}
+
+// NewReading returns that of a config.
+func NewReading(c policy.Config) (r Reading, err error) {
+	all, err := requestkey.ParseDialects(c.Dialects)
+	if err != nil {
+		return r, fmt.Errorf("dialects: %w", err)
+	}
+	if r.Dialects, err = requestkey.NewTable(all...); err != nil {
+		return r, err
+	}
+	if r.Sessions = new(requestkey.SessionKeys); c.SessionKeys == nil || len(c.SessionKeys) > 0 { // else there are none
+		r.Sessions, err = requestkey.NewSessionKeys(c.SessionKeys...)
+	}
+	return r, err
 }
 
 // Of returns the host that a *server.Server is. Package server sets it when it is linked.

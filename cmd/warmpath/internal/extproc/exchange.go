@@ -35,6 +35,7 @@ type exchange struct {
 	requestMode, responseMode uint64
 
 	headers headers
+	reading endpoint.Reading
 	method  *requestkey.Method // how messages of a gRPC call are read; nil = the request is none
 	subset  []string           // the only endpoints that may be picked, where restricted
 	within  bool               // restricted
@@ -74,9 +75,9 @@ func (x *exchange) take(m *message) error {
 }
 
 func (x *exchange) requestHeaders(m *message) error {
-	x.headers = m.headers
+	x.headers, x.reading = m.headers, x.host.Reading(x.stream.Context(), x.options.Deployment)
 	if strings.HasPrefix(m.headers.get("content-type"), "application/grpc") {
-		x.method = x.table.Lookup(m.headers.get(":path"))
+		x.method = x.reading.Dialects.Lookup(m.headers.get(":path"))
 	}
 	x.subset, x.within = subsetOf(m.metadata)
 	if list := m.headers.get(testSelection); list != "" && x.options.ForTests {
@@ -160,7 +161,7 @@ func (x *exchange) reserve(cut bool) error {
 		call.Body, _, whole = firstMessage(x.body)
 		call.Cut = !whole
 	}
-	q, _, err := call.Question(x.sessions)
+	q, _, err := call.Question(x.reading.Sessions)
 	switch {
 	case err != nil:
 		return status.Error(codes.InvalidArgument, err.Error())

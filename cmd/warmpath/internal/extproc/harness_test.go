@@ -60,8 +60,7 @@ func startPicker(t testing.TB, config string, o extproc.Options, wrap func(endpo
 	if wrap != nil {
 		host = wrap(host)
 	}
-	e, err := extproc.New(host, o)
-	require.NoError(t, err)
+	e := extproc.New(host, o)
 	routing, routes := listen(t, s.Serve)
 	picks, ends := listen(t, e.Serve)
 	t.Cleanup(func() {

@@ -266,6 +266,34 @@ func TestGRPCBodies(t *testing.T) {
 	p.idle(t)
 }
 
+// The deployment's own dialects and session keys count, of the one that the endpoint names or of the only one.
+func TestOwnDialect(t *testing.T) {
+	own := strings.Replace(fleet, "    policy:", `    session_keys: [x-chat]
+    dialects: [{methods: [/a.B/C], prompt: "2"}]
+    policy:`, 1)
+	for name, c := range map[string]struct {
+		config, deployment, text, session string
+	}{
+		"named":   {own + "  code: {register: true}", "chat", "hello", "7"},
+		"only":    {own, "", "hello", "7"},
+		"several": {own + "  code: {register: true}", "", "", ""},
+		"none":    {fleet, "chat", "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := new(recorder)
+			p := startPicker(t, c.config, extproc.Options{Deployment: c.deployment}, r.wrap)
+			g := p.open(t, duplex)
+			h := grpcHeaders()
+			h[":path"], h["x-chat"] = "/a.B/C", "7"
+			g.headers(h, nil, false)
+			g.body(frame(field(nil, 2, "hello")), true)
+			g.next()
+			require.Equal(t, c.text, r.last().GetKey().GetText())
+			require.Equal(t, c.session, r.last().GetKey().GetSession())
+		})
+	}
+}
+
 // A body that is longer than what is read for the key is routed by its beginning.
 func TestLongBodies(t *testing.T) {
 	r := new(recorder)

@@ -13,7 +13,6 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
-	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // Options are those of an endpoint. Zero is the default.
@@ -32,12 +31,10 @@ type Options struct {
 
 // A Server is an ext_proc endpoint. Safe for use by many goroutines.
 type Server struct {
-	grpc     *grpc.Server
-	host     endpoint.Host
-	options  Options
-	sessions *requestkey.SessionKeys
-	table    *requestkey.Table
-	held     atomic.Int64 // bytes of bodies
+	grpc    *grpc.Server
+	host    endpoint.Host
+	options Options
+	held    atomic.Int64 // bytes of bodies
 	// ballast is never touched, so it is address space and not memory. With the small heap of a server without it, the
 	// garbage collector runs every 85 requests of 8 KB and takes a quarter of their processor time.
 	ballast []byte
@@ -57,16 +54,9 @@ const (
 )
 
 // New returns an endpoint of a host.
-func New(host endpoint.Host, o Options) (*Server, error) {
+func New(host endpoint.Host, o Options) *Server {
 	o.MaxBody, o.MaxHeld = cmp.Or(o.MaxBody, 1<<20), cmp.Or(o.MaxHeld, 64<<20)
 	s := &Server{host: host, options: o, ballast: make([]byte, ballast)}
-	var err error
-	if s.sessions, err = requestkey.NewSessionKeys(); err == nil {
-		s.table, err = requestkey.NewTable()
-	}
-	if err != nil {
-		return nil, err
-	}
 	s.grpc = grpc.NewServer(append(host.ServerOptions(),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(16*window),
@@ -78,7 +68,7 @@ func New(host endpoint.Host, o Options) (*Server, error) {
 	healthpb.RegisterHealthServer(s.grpc, host.Health(map[string]string{
 		"liveness": "", "readiness": o.Deployment, service: o.Deployment,
 	}))
-	return s, nil
+	return s
 }
 
 // Serve serves until Shutdown or Close, and returns nil after them.
