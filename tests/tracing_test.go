@@ -67,12 +67,12 @@ server, kind = sys.argv[1:]
 request, metadata = pb.GenerateRequest(text="x", stopping={"max_new_tokens": 1}), [("traceparent", "` + traceparent + `")]
 method = "/vllm.Inference/GenerateStream", pb.GenerateRequest.SerializeToString, pb.GenerateResponse.FromString
 def sync():
-    router = warmpath.Router(grpc.insecure_channel(server))
+    router = warmpath.Router(grpc.insecure_channel(server), ask_timeout=60)
     channel = grpc.intercept_channel(grpc.insecure_channel("127.0.0.1:1"), *router.interceptors)
     list(channel.unary_stream(*method)(request, timeout=60, metadata=metadata))
     router.close()
 async def asynchronous():
-    router = aio.Router(grpc.aio.insecure_channel(server))
+    router = aio.Router(grpc.aio.insecure_channel(server), ask_timeout=60)
     async with grpc.aio.insecure_channel("127.0.0.1:1", interceptors=router.interceptors) as channel:
         async for _ in channel.unary_stream(*method)(request, timeout=60, metadata=metadata):
             pass
