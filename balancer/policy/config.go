@@ -78,8 +78,8 @@ type Config struct {
 	// by the host.
 	KVEvents       string `json:"kv_events,omitempty"`
 	KVEventsReplay string `json:"kv_events_replay,omitempty"`
-	// LoadPoll has the host ask replicas for their load; none = not at all. A client asks before each call, unless it has a
-	// look-aside server. A server asks those that do not register, twice a second.
+	// LoadPoll has the host ask replicas for their load; none = not at all. A client asks before each call, unless it
+	// has a look-aside server. A server asks those that do not register, twice a second.
 	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
 	// Dialects say which fields of which method carry the request key. They are
 	// read by the host.

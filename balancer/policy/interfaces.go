@@ -57,7 +57,7 @@ const (
 	CallsOut                     // Prepare may block: it is given a deadline
 	UsesLoad                     // View.Load: rates are learned and reports of load are kept
 	UsesOngoing                  // View.LeastOfTwo: reports of load are kept
-	SharesByKey                  // a replica gets the requests of its keys however idle it is: no slow start, which would move them twice
+	SharesByKey                  // a replica gets the requests of its keys however idle it is: no slow start
 )
 
 // An Observer is what a policy is notified of. A nil function is not called.

@@ -2,8 +2,8 @@
 // ([Request], [View], [Replica]) and answers ([Decision]), and [Register]. It also holds the one shape of config that
 // service configs, the look-aside server's YAML and `explain --config` share.
 //
-// An application registers a policy of its own before it dials. Its config is a plain struct with JSON names, whose zero
-// value is the default config:
+// An application registers a policy of its own before it dials. Its config is a plain struct with JSON names, whose
+// zero value is the default config:
 //
 //	func init() { policy.Register("my_policy", New) }
 //

@@ -7,8 +7,8 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// Attributes describe a replica: an entry of the fleet file, of a resolver, or of a model server that registers. They do
-// not change during the life of a [Replica].
+// Attributes describe a replica: an entry of the fleet file, of a resolver, or of a model server that registers. They
+// do not change during the life of a [Replica].
 type Attributes struct {
 	// ID is the stable name of the replica, the one that hashes and spans use; unique in the fleet.
 	// Printable ASCII without blanks, at most 256 bytes. Default: the address.

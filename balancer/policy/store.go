@@ -31,8 +31,8 @@ type Entry struct {
 //
 // A store is bounded: where room is needed, the entry used least recently goes. What is kept here must be worth no more
 // than a better guess: it is memory only, a restart empties it, and it may go at any time. Versions are never given
-// twice, not even by a store that was restarted (as far as clocks go forward), so CompareAndSet with a version of before
-// the restart fails rather than overwrites.
+// twice, not even by a store that was restarted (as far as clocks go forward), so CompareAndSet with a version of
+// before the restart fails rather than overwrites.
 type Store interface {
 	// Get returns a value, or ErrNotFound.
 	Get(ctx context.Context, key string) (Entry, error)
@@ -45,8 +45,8 @@ type Store interface {
 	Delete(ctx context.Context, key string) error
 }
 
-// StoreFrom returns the store in the context of a Prepare, nil if there is none: outside a look-aside server. A client's
-// policy has one of client.NewStore.
+// StoreFrom returns the store in the context of a Prepare, nil if there is none: outside a look-aside server. A
+// client's policy has one of client.NewStore.
 func StoreFrom(ctx context.Context) Store {
 	s, _ := ctx.Value(state.StoreKey{}).(Store)
 	return s

@@ -37,7 +37,8 @@ const maxDeadline = 10 * time.Second
 // deploymentName is that of the one deployment of the look-aside servers.
 const deploymentName = "live"
 
-// live is what demo and replay share: a workload goes through channels over real sockets, once for each policy and mode.
+// live is what demo and replay share: a workload goes through channels over real sockets, once for each policy and
+// mode.
 type live struct {
 	drive.Options
 	output   outputFlags

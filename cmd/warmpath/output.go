@@ -44,7 +44,8 @@ func (o *outputFlags) check() error {
 	return nil
 }
 
-// write prints the results, as an object or as tables and a sentence, and writes the files asked for. It fails if with some policy no request succeeded, and if the run is not valid.
+// write prints the results, as an object or as tables and a sentence, and writes the files asked for. It fails if
+// with some policy no request succeeded, and if the run is not valid.
 func (o *outputFlags) write(c *cobra.Command, r *report.Report) error {
 	var err error
 	if o.json {

@@ -1,7 +1,7 @@
 // Package admission refuses what operators and replicas declare wrongly: fleet files, registrations and the replicas in
-// a server's config. It is strict where they can mend it: unknown, repeated and misspelt fields, what is out of bounds, an
-// id or an address twice, and KV events whose source cannot be understood. Errors name the entry and the field. What
-// clients are sent goes through [fleet.Settle] instead, since its sender may be newer.
+// a server's config. It is strict where they can mend it: unknown, repeated and misspelt fields, what is out of
+// bounds, an id or an address twice, and KV events whose source cannot be understood. Errors name the entry and the
+// field. What clients are sent goes through [fleet.Settle] instead, since its sender may be newer.
 package admission
 
 import (

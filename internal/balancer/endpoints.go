@@ -79,8 +79,8 @@ func (l *endpoints) set(b *lb, all []resolver.Endpoint) (kept, left []*endpoint)
 	return kept, left
 }
 
-// update passes an endpoint on to its connection, if its addresses are not those that the connection has. Called without
-// lb.mu, by gRPC's serialised methods, as set is.
+// update passes an endpoint on to its connection, if its addresses are not those that the connection has. Called
+// without lb.mu, by gRPC's serialised methods, as set is.
 func (e *endpoint) update(s resolver.State, opts balancer.BuildOptions) error {
 	if e.child != nil && slices.EqualFunc(e.as.Addresses, e.given, resolver.Address.Equal) {
 		return nil

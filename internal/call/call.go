@@ -276,8 +276,8 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 	return nil
 }
 
-// begin makes the reservation that of an attempt, and records the decision on the attempt's span, in the metrics, and in
-// the report that the application asked for. Called with mu held.
+// begin makes the reservation that of an attempt, and records the decision on the attempt's span, in the metrics, and
+// in the report that the application asked for. Called with mu held.
 func (c *Call) begin(ctx context.Context, b *Binding) {
 	c.busy, c.rank, c.reserved.binding = true, 0, b
 	q, d := &c.key.request, c.Decision()

@@ -121,9 +121,9 @@ func (q *quarantine) convicted(prompt uint64) []breakage {
 // quarantineTTL is how long a prompt stays in quarantine; not positive = there is none.
 func (b *Binding) quarantineTTL() time.Duration { return time.Duration(b.Config.QuarantineTTL) }
 
-// broke notes that a connection may have broken under an attempt that ended with err: with UNAVAILABLE. Where the attempt
-// was answered its prompt does not count, and the break is evidence for others. It returns the two breaks if the prompt
-// is in quarantine by that.
+// broke notes that a connection may have broken under an attempt that ended with err: with UNAVAILABLE. Where the
+// attempt was answered its prompt does not count, and the break is evidence for others. It returns the two breaks if
+// the prompt is in quarantine by that.
 func (b *Binding) broke(q *quarantine, last *attempt, err error, prompt uint64, known bool) []breakage {
 	if b.quarantineTTL() <= 0 || last.Replica == nil || status.Code(err) != codes.Unavailable {
 		return nil

@@ -60,7 +60,8 @@ func (s *shard) homes() int { return max(len(s.entries)-overflow, 1) }
 // home scales a key to the number of homes.
 func (s *shard) home(key uint32) int { return int(uint64(key) * uint64(s.homes()) >> 32) }
 
-// insert puts an entry in at a place, before those that stand there without a gap; false where that needs a longer shard.
+// insert puts an entry in at a place, before those that stand there without a gap; false where that needs a longer
+// shard.
 func (s *shard) insert(i int, e entry) bool {
 	gap := i
 	for s.entries[gap] != 0 {

@@ -10,8 +10,8 @@
 //
 // # Complexity
 //
-// At most five probes for a request of the fleet, so those of a replica do not grow with the number of clients. A client
-// has one probe of a replica under way at most, and makes no more than ten a second.
+// At most five probes for a request of the fleet, so those of a replica do not grow with the number of clients. A
+// client has one probe of a replica under way at most, and makes no more than ten a second.
 //
 // # Guarantees
 //

@@ -84,9 +84,9 @@ var (
 	ErrLate = errors.New("the look-aside server does not answer in time")
 )
 
-// Ask asks for a replica for a request, of whose prompt it sends no more than the hashes, and waits for the answer until
-// the deadline. While the server answers that all replicas are full it waits there, as long as the context lasts. The
-// replica is reserved until the Reservation is released.
+// Ask asks for a replica for a request, of whose prompt it sends no more than the hashes, and waits for the answer
+// until the deadline. While the server answers that all replicas are full it waits there, as long as the context
+// lasts. The replica is reserved until the Reservation is released.
 func (d *Desk) Ask(
 	ctx context.Context, deadline time.Duration, q *policy.Request, prompt *policy.Hashed,
 ) (Answer, error) {

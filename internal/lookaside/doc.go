@@ -17,7 +17,8 @@
 //
 // Load. A server's sum contains this client's own load, as of the last report that the server had counted. The ledger
 // remembers every report until it is counted, and subtracts exactly that: the load of peers is exact as of the update,
-// and the own load comes from the Routers. What remains is damped by [github.com/warmpath/warmpath/internal/router/load.Damping].
+// and the own load comes from the Routers. What remains is damped by
+// [github.com/warmpath/warmpath/internal/router/load.Damping].
 //
 // Complexity. A report is linear in the replicas, an update in what it carries and, where it has load, in the
 // replicas. One connection, two goroutines and, while a server is followed, two more.

@@ -225,8 +225,8 @@ func (p *Pace) Add(x, y float64) {
 	p.YY = (1 - a) * (p.YY + a*dy*dy)
 }
 
-// Pool adds the samples of another replica, whose times differ by rate. The (co)variances stay those within replicas, so
-// that a replica that is given more work is not thought slow for it.
+// Pool adds the samples of another replica, whose times differ by rate. The (co)variances stay those within replicas,
+// so that a replica that is given more work is not thought slow for it.
 func (p *Pace) Pool(o *Pace, rate float64) {
 	if o.N == 0 {
 		return

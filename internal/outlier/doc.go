@@ -16,8 +16,8 @@
 //
 // The clients of a look-aside server report what their calls show ([Detector.Take]); the server's own
 // Detector takes the sums ([Detector.Add]), and the clients take what it ejects ([Detector.Follow]). There
-// evidence has a principal. While several principals are active, that of one weighs at most half of what ejects, rounded
-// up: two must agree.
+// evidence has a principal. While several principals are active, that of one weighs at most half of what ejects,
+// rounded up: two must agree.
 //
 // Source: Envoy's outlier detection; gRFC A50; the circuit breaker of Nygard, "Release It!".
 package outlier

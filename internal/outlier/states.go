@@ -75,8 +75,8 @@ func (r *Replica) accuse(m *state.Mark, now time.Time, n int, late bool) {
 	}
 }
 
-// weigh returns how many of n pieces of evidence of a principal count. While several principals are active, those of one
-// are at most half of what ejects, rounded up: two must agree.
+// weigh returns how many of n pieces of evidence of a principal count. While several principals are active, those of
+// one are at most half of what ejects, rounded up: two must agree.
 func (r *Replica) weigh(principal string, n int) int {
 	if principal == "" {
 		return n

@@ -75,7 +75,8 @@ func newView(s *warmpathv1.GetStatusResponse, h *history) *view {
 	return v
 }
 
-// servers are the one asked, and the others of its cluster. Each deployment has its own view of these: the worst counts.
+// servers are the one asked, and the others of its cluster. Each deployment has its own view of these: the worst
+// counts.
 func servers(s *warmpathv1.GetStatusResponse) []server {
 	own := server{s.GetIncarnation(), stateReady, "shows this page", "up " + duration(s.GetUptimeMs())}
 	peers := make(map[string]server)

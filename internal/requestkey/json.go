@@ -137,8 +137,8 @@ func (v jsonValue) inside() []byte {
 // The characters behind a backslash, and what they stand for.
 const escapes, escaped = `"\/bfnrt`, "\"\\/\b\f\n\r\t"
 
-// appendText appends the text of a string, as encoding/json would give it. It stops at a broken escape, and at a rune that
-// is cut.
+// appendText appends the text of a string, as encoding/json would give it. It stops at a broken escape, and at a rune
+// that is cut.
 func (v jsonValue) appendText(dst []byte) []byte {
 	for in := v.inside(); ; {
 		n := bytes.IndexByte(in, '\\')

@@ -36,8 +36,8 @@ type source struct {
 	listFD protoreflect.FieldDescriptor
 }
 
-// open returns a message of any shape as a source: an empty one for what is none. One of gogo's generator is read in its
-// encoded form, since protoreflect does not know all that it makes, unless fields are wanted by name. Of several
+// open returns a message of any shape as a source: an empty one for what is none. One of gogo's generator is read in
+// its encoded form, since protoreflect does not know all that it makes, unless fields are wanted by name. Of several
 // buffers it has the first alone where only what costs little is wanted.
 func open(msg any, named, cheap bool) source {
 	m := source{cheap: cheap}

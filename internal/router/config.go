@@ -69,8 +69,8 @@ func Lasting(c policy.Config) policy.Config {
 	return c
 }
 
-// Describe describes a config in one log line: its policy, session keys and mode, and as "settings" every other field that
-// differs from its default.
+// Describe describes a config in one log line: its policy, session keys and mode, and as "settings" every other field
+// that differs from its default.
 func Describe(c policy.Config) []slog.Attr {
 	full := c.WithDefaults()
 	settings, usual := fieldsOf(full), fieldsOf(policy.Config{Policy: policy.Selection{Name: full.Policy.Name}}.WithDefaults())

@@ -21,7 +21,8 @@ type Tokenizer interface {
 // Options configure a Router. Only Policy is needed. A policy without Choose is none.
 type Options struct {
 	Policy policy.Policy
-	// Plain decides for the requests that a Rollout keeps from Policy; none = there can be no Rollout. It observes nothing.
+	// Plain decides for the requests that a Rollout keeps from Policy; none = there can be no Rollout. It observes
+	// nothing.
 	Plain policy.Policy
 	// Shadow decides on every request too, and is not obeyed: it is counted. It learns where requests really went.
 	Shadow policy.Policy

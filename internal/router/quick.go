@@ -8,9 +8,10 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A Quick is how plain requests are reserved without the Router's lock, for a policy that has a ChooseQuick and observes
-// nothing, in a Router whose randomness was not given. The bound of a replica is kept exactly, and a reservation counts at
-// once for every other pick; only of two picks at the very same moment neither need see the other.
+// A Quick is how plain requests are reserved without the Router's lock, for a policy that has a ChooseQuick and
+// observes nothing, in a Router whose randomness was not given. The bound of a replica is kept exactly, and a
+// reservation counts at once for every other pick; only of two picks at the very same moment neither need see the
+// other.
 type Quick struct {
 	slow   atomic.Uint32 // why picks take the lock; 0 = they need not
 	router *Router

@@ -134,8 +134,8 @@ var (
 	ErrHeld = errors.New("the reservation is still held")
 )
 
-// A WaitError is the error of Reserve where the context ended in the queue, or there was no room in the queue. It unwraps to the context's error or to
-// ErrQueueFull.
+// A WaitError is the error of Reserve where the context ended in the queue, or there was no room in the queue. It
+// unwraps to the context's error or to ErrQueueFull.
 type WaitError struct {
 	Waited time.Duration
 	Behind int // requests that were before it in the queue when it came

@@ -1,5 +1,5 @@
-// Package routertest has what the tests of policies and of the Router share beyond package policytest: a clock, requests, and
-// questions to a Router.
+// Package routertest has what the tests of policies and of the Router share beyond package policytest: a clock,
+// requests, and questions to a Router.
 package routertest
 
 import (

@@ -285,8 +285,8 @@ func (r *Recorder) Count(ctx context.Context, c Counter, policyName, reason stri
 // Counts reports whether decisions are counted at all.
 func (r *Recorder) Counts(ctx context.Context) bool { return r.counters[decisions].Enabled(ctx) }
 
-// Decided writes a decision on the span in the context of an attempt, and counts it, and what a shadow policy decided on
-// the same request. The span is the attempt's own if it differs from that of the call.
+// Decided writes a decision on the span in the context of an attempt, and counts it, and what a shadow policy decided
+// on the same request. The span is the attempt's own if it differs from that of the call.
 func (r *Recorder) Decided(
 	attempt, call context.Context, policyName string, q *policy.Request, d *policy.Decision,
 ) {

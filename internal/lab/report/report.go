@@ -170,7 +170,8 @@ const (
 	baseline = "round_robin"
 )
 
-// pair is the policy to speak of, else the last, and the one to compare it with, else the first; nil if there is only one.
+// pair is the policy to speak of, else the last, and the one to compare it with, else the first; nil if there is only
+// one.
 func (r *Report) pair() (a, b *drive.Result) {
 	for i := range r.Results {
 		if res := &r.Results[i]; a == nil || a.Policy != subject && res.Policy != baseline {

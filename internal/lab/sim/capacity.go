@@ -146,8 +146,8 @@ const (
 	farthest = 1 << 20
 )
 
-// highest is the highest rate with which a fleet copes, by doubling or halving the first one until there are bounds, and
-// bisection to 3 %.
+// highest is the highest rate with which a fleet copes, by doubling or halving the first one until there are bounds,
+// and bisection to 3 %.
 func highest(first float64, copes func(rate float64) (bool, error)) (float64, error) {
 	good, bad, rate := 0., math.Inf(1), first
 	for bad > good*precision {

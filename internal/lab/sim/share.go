@@ -10,8 +10,9 @@ import (
 
 // sharing is the look-aside server that adds up load and sends changes of the caches, and every client's last report.
 //
-// With several servers, client i is one of server i mod servers, which follows the engines of the same numbers. What one
-// server sends at the end of an interval, the others have for their clients at the end of the next: the worst phase.
+// With several servers, client i is one of server i mod servers, which follows the engines of the same numbers. What
+// one server sends at the end of an interval, the others have for their clients at the end of the next: the worst
+// phase.
 //
 // The clients report one after the other in the last tenth of an interval, since the server announces when it is going
 // to answer: at its end, when all have reported. Each damps what it receives, see [routerload.Damping].

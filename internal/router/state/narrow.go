@@ -5,8 +5,8 @@ import "slices"
 // few is how many ids are searched faster than they are looked up.
 const few = 8
 
-// Sets are the replicas that a request excludes, allows and has tried, where the lists are long: a set for each list, so
-// that a choice costs about as much as one that excludes no replica.
+// Sets are the replicas that a request excludes, allows and has tried, where the lists are long: a set for each list,
+// so that a choice costs about as much as one that excludes no replica.
 type Sets struct{ excluded, allowed, tried set }
 
 // A set has the beginning of a list that may have grown since.

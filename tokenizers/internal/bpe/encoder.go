@@ -94,8 +94,8 @@ func (e *Encoder) Cut(text string, from int) int {
 	return end
 }
 
-// beginsPiece reports whether a line that begins at i begins a piece. In each pattern that is scanned by hand a line end
-// and a letter, number or sign behind it are parts of two pieces, whatever stands before and behind them.
+// beginsPiece reports whether a line that begins at i begins a piece. In each pattern that is scanned by hand a line
+// end and a letter, number or sign behind it are parts of two pieces, whatever stands before and behind them.
 func (e *Encoder) beginsPiece(text string, i int) bool {
 	c, n := at(text, i)
 	sign := c == 0 && n == 1 && text[i] > ' ' && text[i] != '/'

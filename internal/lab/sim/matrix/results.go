@@ -57,8 +57,8 @@ func common(rows ...*Row) []uint64 {
 	})
 }
 
-// Load reads what is there of some cells and policies, of seeds from 1. Runs of a cell that is now another do not count,
-// nor do those at another rate than the first policy's with the same seed.
+// Load reads what is there of some cells and policies, of seeds from 1. Runs of a cell that is now another do not
+// count, nor do those at another rate than the first policy's with the same seed.
 func Load(dir string, cells []Cell, policies []string, seeds int) *Results {
 	r := &Results{Missing: map[string]int{}}
 	for _, c := range cells {
@@ -159,8 +159,8 @@ type Loss struct {
 	Seeds          int
 }
 
-// Losses are the figures of a policy that are worse than 1.03 × those of the best rule with the same information and as
-// many clients. kv_aware is also compared with prefix_cache_affinity, in cached tokens too.
+// Losses are the figures of a policy that are worse than 1.03 × those of the best rule with the same information and
+// as many clients. kv_aware is also compared with prefix_cache_affinity, in cached tokens too.
 func (r *Results) Losses(policy string, policies []string) (all []Loss) {
 	for i := range r.Cells {
 		c := &r.Cells[i]
