@@ -6,6 +6,7 @@ import (
 	"context"
 	"embed"
 	"errors"
+	"fmt"
 	"html/template"
 	"io"
 	"net"
@@ -13,6 +14,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -48,11 +50,15 @@ type Page struct {
 	history history
 	mux     *http.ServeMux
 
-	recording sync.Mutex // held by the call of Record that keeps samples
+	streams   atomic.Int64 // under way
+	recording sync.Mutex   // held by the call of Record that keeps samples
 }
 
 // updated is how often a stream looks for changes.
 const updated = time.Second
+
+// maxStreams bounds the browsers that follow the page: each costs a rendering a second.
+const maxStreams = 32
 
 //go:embed page.css page.js page.svg
 var files embed.FS
@@ -191,6 +197,11 @@ const patience = 10 * time.Second
 // stream sends the live part whenever it differs, until the browser goes, its principal is removed, or the server is
 // done.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
+	defer p.streams.Add(-1)
+	if p.streams.Add(1) > maxStreams {
+		http.Error(w, fmt.Sprintf("%d browsers follow the page", maxStreams), http.StatusServiceUnavailable)
+		return
+	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // the time to read a request is no bound on its answer

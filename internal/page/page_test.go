@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -135,6 +136,28 @@ func TestWithheldReasonHasNoRate(t *testing.T) {
 	require.Contains(t, body, `<td class="n">–</td><td class="n">2,000</td>`)
 	require.NotContains(t, body, "Cached prompt tokens")
 	require.NotContains(t, body, "kv_cost")
+}
+
+// The streams are bounded, and one that ends makes room.
+func TestStreamsAreBounded(t *testing.T) {
+	s := httptest.NewServer(newPage(t, &fixed{status: statusAt(1)}))
+	defer s.Close()
+	open := func() *http.Response {
+		a, err := http.Get(s.URL + "/events")
+		require.NoError(t, err)
+		return a
+	}
+	first := open()
+	for range maxStreams - 1 {
+		defer open().Body.Close()
+	}
+	require.Equal(t, http.StatusServiceUnavailable, open().StatusCode)
+	require.NoError(t, first.Body.Close())
+	require.Eventually(t, func() bool {
+		a := open()
+		defer a.Body.Close()
+		return a.StatusCode == http.StatusOK
+	}, 20*time.Second, time.Millisecond)
 }
 
 func TestRefusalIsShown(t *testing.T) {
