@@ -183,6 +183,8 @@ func TestProgramIsStatic(t *testing.T) {
 	stages := regexp.MustCompile(`(?m)^FROM .*golang:([0-9.]+)`).FindStringSubmatch(string(read(t, root+"/Dockerfile")))
 	require.Len(t, stages, 2)
 	require.Contains(t, string(read(t, root+"/go.mod")), "\ngo "+stages[1]+".", "the image's Go is the module's")
+	step := regexp.MustCompile(`-o (\S+) .*\n\n.*\nCOPY --from=build (\S+) (\S+)\nENTRYPOINT \["(\S+)"\]\n`).FindStringSubmatch(string(read(t, root+"/Dockerfile")))
+	require.Equal(t, []string{"/warmpath", "/warmpath", "/warmpath", "/warmpath"}, step[1:], "built, copied from, to, started")
 }
 
 // What the Deployments mount is a config that their command accepts, on the ports that the manifests name.
