@@ -12,7 +12,7 @@
 //
 // Metadata, status with details, deadline, cancellation and compression are those of both ends. A response header is
 // passed on at once while the client may still send, which may wait for it, and with the first message otherwise: until
-// then another replica may answer. A message is never copied or kept beyond the first answer.
+// then another replica may answer. A request is not kept beyond the first answer.
 //
 // # Source
 //
