@@ -56,7 +56,8 @@ func tokenAsPassword(next http.Handler) http.Handler {
 
 // recordPage keeps what the page's charts show until the function that it returns has returned.
 func (s *Server) recordPage() (end func()) {
-	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), principalKey{}, s.authenticator.unrestricted))
+	ctx := context.WithValue(context.Background(), principalKey{}, s.authenticator.unrestricted)
+	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
@@ -56,7 +57,7 @@ func (p *Page) answer(r *http.Request, q *question) error {
 	}
 	ask, _, err := call.Question(p.options.Sessions)
 	if err != nil {
-		return status.Error(3, err.Error())
+		return status.Error(codes.InvalidArgument, err.Error())
 	}
 	if call.Body == nil && q.Prompt != "" {
 		ask.Key.Prompt = &warmpathv1.RequestKey_Text{Text: q.Prompt}
@@ -89,7 +90,8 @@ func why(a *warmpathv1.ChooseReplicaResponse) string {
 	if len(a.GetCandidates()) == 0 {
 		return text + " The scores are for trusted principals."
 	}
-	return text + " The score is load and what is left to compute of the prompt, in tokens; the policy may weigh more than that."
+	return text + " The score is load and what is left to compute of the prompt, in tokens; " +
+		"the policy may weigh more than that."
 }
 
 func candidates(a *warmpathv1.ChooseReplicaResponse) (all []candidate) {

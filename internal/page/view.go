@@ -176,7 +176,8 @@ func (x *deployment) tiles(past []sample) {
 	}
 	if now.failed > 0 {
 		failed := rates(past, func(s *sample) uint64 { return s.failed })
-		x.Tiles = append(x.Tiles, tile{"Failed picks a second", latest(failed), count(now.failed) + " in all", spark(failed, 0)})
+		x.Tiles = append(x.Tiles,
+			tile{"Failed picks a second", latest(failed), count(now.failed) + " in all", spark(failed, 0)})
 	}
 	c := x.GetCachedTokens()
 	if c == nil {

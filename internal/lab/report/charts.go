@@ -63,7 +63,8 @@ func (r *Report) loads() page.Chart {
 
 // bars have one row per policy, or per policy and reason.
 func (r *Report) bars() []page.Bars {
-	cached, reasons := page.Bars{Title: "Prompt tokens found in a cache", Whole: 1}, page.Bars{Title: "Decisions by reason"}
+	cached := page.Bars{Title: "Prompt tokens found in a cache", Whole: 1}
+	reasons := page.Bars{Title: "Decisions by reason"}
 	for i := range r.Results {
 		res := &r.Results[i]
 		cached.Rows = append(cached.Rows, page.Bar{
