@@ -252,3 +252,13 @@ func (d *deployment) clusterStatus() *warmpathv1.ClusterStatus {
 	defer d.mu.Unlock()
 	return d.peers.status(d.now())
 }
+
+// inSync returns how many other servers no update is missed of.
+func (d *deployment) inSync() (n int64) {
+	for _, p := range d.clusterStatus().GetPeers() {
+		if p.GetInSync() {
+			n++
+		}
+	}
+	return n
+}
