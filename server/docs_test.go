@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/cluster"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
@@ -46,6 +47,24 @@ func TestServerConfigPage(t *testing.T) {
 			}
 		}
 	}
+	var nats []string // flat: embed.listen
+	embed, _ := fieldsOf(t, cluster.Embed{})
+	outer, _ := fieldsOf(t, cluster.NATS{})
+	for _, name := range outer {
+		if name != "embed" {
+			nats = append(nats, name)
+			continue
+		}
+		for _, inner := range embed {
+			nats = append(nats, "embed."+inner)
+		}
+	}
+	var listed []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_.]+)` ").FindAllStringSubmatch(sections["cluster"], -1) {
+		listed = append(listed, row[1])
+	}
+	require.Equal(t, nats, listed)
+	described[reflect.TypeFor[cluster.Config]()] = true
 	for _, value := range chapters {
 		typ := reflect.TypeOf(value)
 		for i := range typ.NumField() {
