@@ -38,8 +38,9 @@ type hosted struct {
 	events *kvevents.Manager
 
 	// In a cluster; nil without one.
-	spread   *router.RouteLog                // of the routes that are published to the other servers
-	follows  func(id string) bool            // reports whether this server follows a replica's events; the deployment's mutex is held
+	spread *router.RouteLog // of the routes that are published to the other servers
+	// follows reports whether this server follows a replica's events. The deployment's mutex is held.
+	follows  func(id string) bool
 	followed atomic.Pointer[map[string]bool] // the replicas whose events count
 
 	own        router.RouteLog // of the picks made here since the last interval

@@ -17,8 +17,8 @@ import (
 )
 
 const (
-	// joinTime is how long another server is known before it counts as a follower of KV events: until then it is sent what
-	// it does not have. A server that starts waits twice as long.
+	// joinTime is how long another server is known before it counts as a follower of KV events: until then it is
+	// sent what it does not have. A server that starts waits twice as long.
 	joinTime = time.Second
 	// maxPeers bounds the servers of a cluster.
 	maxPeers = 64
@@ -140,7 +140,8 @@ func (p *peers) enter(x *peerServer, u *warmpathv1.PeerUpdate) {
 	if n := len(u.GetLoads().GetReplicas()); len(ongoing) == n && len(tokens) == n && len(cached) == n {
 		for i, number := range u.GetLoads().GetReplicas() {
 			p.set(x, x.ids[number], peerLine{
-				replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))}, int64(min(cached[i], maxTokens)),
+				replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))},
+				int64(min(cached[i], maxTokens)),
 			})
 		}
 	}

@@ -54,8 +54,8 @@ type message struct {
 	data    []byte
 }
 
-// open connects to NATS, and starts it where it is embedded. It does not wait for the other servers, nor for a NATS that
-// cannot be reached.
+// open connects to NATS, and starts it where it is embedded. It does not wait for the other servers, nor for a NATS
+// that cannot be reached.
 func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 	b := &bus{log: log, copies: 1, unsent: make(chan message, maxUnsent), ended: make(chan struct{})}
 	options := []nats.Option{
