@@ -215,7 +215,7 @@ func TestClusterConverges(t *testing.T) {
 			numbers[i]++
 			clients[i].holds(t, numbers[i], held[i])
 		}
-		c.ticks(25) // a gap shows within a second, and a snapshot is requested once a second
+		c.ticks(45) // a gap shows within a second, a server that ended without a word after three
 		want := make(map[string]replicaLoad)
 		for i, d := range c.servers {
 			for n, l := range held[i] {
