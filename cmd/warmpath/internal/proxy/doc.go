@@ -17,5 +17,5 @@
 // # Source
 //
 // github.com/mwitkow/grpc-proxy has the same shape. It opens a replica's stream before the first message, where there
-// is no key yet and all calls look alike, and so does its fork github.com/siderolabs/grpc-proxy.
+// is no key yet and all calls look alike, and its last version is of 2018.
 package proxy
