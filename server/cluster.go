@@ -50,31 +50,35 @@ func (m membership) newPeers(deployment string, log *slog.Logger, now time.Time)
 	}
 }
 
+// An exchange joins a deployment to the other servers of its cluster: what they publish goes in, and what this server has
+// first hand goes out. The deployment's mutex guards its peers.
+type exchange struct{ d *deployment }
+
 // join begins to receive the updates of the other servers.
-func (d *deployment) join() error {
-	if d.peers.bus == nil {
+func (e exchange) join() error {
+	if e.d.peers.bus == nil {
 		return nil
 	}
-	stop, err := d.peers.bus.Subscribe(d.peers.subject, func(data []byte) {
-		_ = shielded(d.log, "an update of another server", func() error { return d.received(data) })
+	stop, err := e.d.peers.bus.Subscribe(e.d.peers.subject, func(data []byte) {
+		_ = shielded(e.d.log, "an update of another server", func() error { return e.received(data) })
 	})
-	d.leave = func() {
+	e.d.leave = func() {
 		stop()
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		d.peers.send(&warmpathv1.PeerUpdate{Leaving: true}, d.now())
+		e.d.mu.Lock()
+		defer e.d.mu.Unlock()
+		e.d.peers.send(&warmpathv1.PeerUpdate{Leaving: true}, e.d.now())
 	}
 	return err
 }
 
 // received applies an update of another server.
-func (d *deployment) received(data []byte) error {
+func (e exchange) received(data []byte) error {
 	u := new(warmpathv1.PeerUpdate)
 	if err := proto.Unmarshal(data, u); err != nil {
 		return err
 	}
-	routes, changes := d.receive(u, len(data))
-	h := d.hosted.Load()
+	routes, changes := e.receive(u, len(data))
+	h := e.d.hosted.Load()
 	h.routed(routes)
 	if h.index != nil && len(changes) > 0 {
 		h.index.take(changes)
@@ -83,20 +87,20 @@ func (d *deployment) received(data []byte) error {
 	return nil
 }
 
-// receive applies all of an update but what it says of caches, which it returns.
-func (d *deployment) receive(u *warmpathv1.PeerUpdate, size int) (routes []router.Route, changes []policy.CacheChange) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.closed {
+// receive applies all of an update but its cache changes, which it returns.
+func (e exchange) receive(u *warmpathv1.PeerUpdate, size int) (routes []router.Route, changes []policy.CacheChange) {
+	e.d.mu.Lock()
+	defer e.d.mu.Unlock()
+	if e.d.closed {
 		return nil, nil
 	}
-	d.peers.receivedBytes += uint64(size)
-	x, news := d.peers.received(u, d.now())
+	e.d.peers.receivedBytes += uint64(size)
+	x, news := e.d.peers.received(u, e.d.now())
 	if !news {
 		return nil, nil
 	}
-	d.registeredElsewhere(u.GetRegistrations())
-	d.showedElsewhere(x, u.GetOutcomes())
+	e.registeredElsewhere(u.GetRegistrations())
+	e.showedElsewhere(x, u.GetOutcomes())
 	for _, r := range u.GetRoutes() {
 		routes = append(routes, router.Route{
 			Replica: x.ids[r.GetReplica()], Rank: int(r.GetRank()), Superblocks: r.GetSuperblocks(),
@@ -104,7 +108,7 @@ func (d *deployment) receive(u *warmpathv1.PeerUpdate, size int) (routes []route
 	}
 	for _, c := range u.GetCaches() {
 		switch id := x.ids[c.GetReplica()]; {
-		case d.roster.byID[id] == nil || c.GetRank() >= maxRanks || c.GetTier() > policy.Tiers:
+		case e.d.roster.byID[id] == nil || c.GetRank() >= maxRanks || c.GetTier() > policy.Tiers:
 		case c.GetRouted(): // of a snapshot: what is predicted here as well stays
 			routes = append(routes, router.Route{Replica: id, Rank: int(c.GetRank()), Superblocks: c.GetStored()})
 		default:
@@ -115,27 +119,27 @@ func (d *deployment) receive(u *warmpathv1.PeerUpdate, size int) (routes []route
 }
 
 // registeredElsewhere applies heartbeats that another server received. Called with mu held.
-func (d *deployment) registeredElsewhere(all []*warmpathv1.RegisterRequest) {
+func (e exchange) registeredElsewhere(all []*warmpathv1.RegisterRequest) {
 	changed := false
 	for _, r := range all {
 		m, err := decodeReplica(r.GetReplica())
 		if err != nil {
 			continue
 		}
-		_, moves, err := d.sources.register(r, m)
-		if own := d.sources.registered[m.ID]; own != nil {
+		_, moves, err := e.d.sources.register(r, m)
+		if own := e.d.sources.registered[m.ID]; own != nil {
 			own.elsewhere = err == nil
 		}
 		changed = changed || moves
 	}
-	if changed && d.refleet() {
-		d.wake.give()
+	if changed && e.d.refleet() {
+		e.d.wake.give()
 	}
 }
 
 // showedElsewhere enters outcomes that another server's clients reported. Called with mu held.
-func (d *deployment) showedElsewhere(x *peerServer, all []*warmpathv1.PeerOutcomes) {
-	rt := d.hosted.Load().router
+func (e exchange) showedElsewhere(x *peerServer, all []*warmpathv1.PeerOutcomes) {
+	rt := e.d.hosted.Load().router
 	view := rt.View()
 	for _, o := range all {
 		if rep := view.ByID(x.ids[o.GetOutcomes().GetReplica()]); rep != nil {
@@ -143,7 +147,7 @@ func (d *deployment) showedElsewhere(x *peerServer, all []*warmpathv1.PeerOutcom
 		}
 	}
 	if len(all) > 0 {
-		d.judged(rt)
+		e.d.judged(rt)
 	}
 }
 
@@ -158,16 +162,16 @@ func (d *deployment) judged(rt *router.Router) {
 
 // publish sends the other servers what this one has first hand. uncached is the load of the picks made here, as if no
 // prompt were cached. Called with mu held.
-func (d *deployment) publish(uncached map[uint32]replicaLoad, now time.Time) {
-	h, p := d.hosted.Load(), d.peers
+func (e exchange) publish(uncached map[uint32]replicaLoad, now time.Time) {
+	h, p := e.d.hosted.Load(), e.d.peers
 	if p.expire(now) {
-		h.subscribe(d.roster.order)
+		h.subscribe(e.d.roster.order)
 	}
 	if p.bus == nil {
 		return
 	}
-	view, lines := h.router.View(), make(map[uint32]peerLine, len(d.roster.order))
-	for _, m := range d.roster.order {
+	view, lines := h.router.View(), make(map[uint32]peerLine, len(e.d.roster.order))
+	for _, m := range e.d.roster.order {
 		rep := view.ByID(m.ID)
 		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
 		line := peerLine{own, max(uncached[m.number].tokens-own.tokens, 0)}
@@ -176,24 +180,24 @@ func (d *deployment) publish(uncached map[uint32]replicaLoad, now time.Time) {
 	}
 	var changes []*warmpathv1.PeerUpdate
 	if h.index != nil {
-		changes = d.followed(h.index.since(p.index, d.roster.numberOf), false)
+		changes = e.followed(h.index.since(p.index, e.d.roster.numberOf), false)
 		p.index = h.index.at()
 	}
-	p.publish(now, d.roster.order, lines, changes, func() []*warmpathv1.PeerUpdate { return d.snapshot(h) })
+	p.publish(now, e.d.roster.order, lines, changes, func() []*warmpathv1.PeerUpdate { return e.snapshot(h) })
 }
 
 // snapshot is what a peer needs beside the load: ejections, the caches that this server follows or answers for, and the
 // registrations that it has first hand.
-func (d *deployment) snapshot(h *hosted) (all []*warmpathv1.PeerUpdate) {
+func (e exchange) snapshot(h *hosted) (all []*warmpathv1.PeerUpdate) {
 	u := new(warmpathv1.PeerUpdate)
-	for _, m := range d.ejected {
+	for _, m := range e.d.ejected {
 		u.Outcomes = append(u.Outcomes, &warmpathv1.PeerOutcomes{
 			Outcomes: &warmpathv1.ReplicaOutcomes{Replica: m.number, Failures: 1 << 10},
 		})
 	}
 	var beats []*warmpathv1.RegisterRequest
-	for _, r := range d.sources.registered {
-		if left := r.until.Sub(d.now()).Milliseconds(); !r.elsewhere && left > 0 {
+	for _, r := range e.d.sources.registered {
+		if left := r.until.Sub(e.d.now()).Milliseconds(); !r.elsewhere && left > 0 {
 			beat := proto.CloneOf(r.request)
 			beat.LeaseMs = uint32(left)
 			beats = append(beats, beat)
@@ -201,20 +205,20 @@ func (d *deployment) snapshot(h *hosted) (all []*warmpathv1.PeerUpdate) {
 	}
 	all = append(beatsOf(beats), u)
 	if h.index != nil {
-		all = append(all, d.followed(h.index.since(0, d.roster.numberOf), true)...)
+		all = append(all, e.followed(h.index.since(0, e.d.roster.numberOf), true)...)
 	}
 	return all
 }
 
 // followed are those of the index's changes whose replicas this server follows; predicted caches only in a snapshot,
 // since every server predicts.
-func (d *deployment) followed(updates []*warmpathv1.IndexUpdate, predicted bool) (all []*warmpathv1.PeerUpdate) {
-	now := d.now()
+func (e exchange) followed(updates []*warmpathv1.IndexUpdate, predicted bool) (all []*warmpathv1.PeerUpdate) {
+	now := e.d.now()
 	for _, from := range updates {
 		u := new(warmpathv1.PeerUpdate)
 		for _, c := range from.GetChanges() {
-			m := d.roster.numbered(c.GetReplica())
-			if m != nil && (predicted || !c.GetRouted()) && d.peers.follows(m.ID, now) {
+			m := e.d.roster.numbered(c.GetReplica())
+			if m != nil && (predicted || !c.GetRouted()) && e.d.peers.follows(m.ID, now) {
 				u.Caches = append(u.Caches, c)
 			}
 		}
@@ -247,15 +251,15 @@ func (m membership) storeOf(deployment string, memory policy.Store) policy.Store
 	return m.bus.Store(deployment)
 }
 
-func (d *deployment) clusterStatus() *warmpathv1.ClusterStatus {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.peers.status(d.now())
+func (e exchange) status() *warmpathv1.ClusterStatus {
+	e.d.mu.Lock()
+	defer e.d.mu.Unlock()
+	return e.d.peers.status(e.d.now())
 }
 
 // inSync returns how many other servers no update is missed of.
-func (d *deployment) inSync() (n int64) {
-	for _, p := range d.clusterStatus().GetPeers() {
+func (e exchange) inSync() (n int64) {
+	for _, p := range e.status().GetPeers() {
 		if p.GetInSync() {
 			n++
 		}

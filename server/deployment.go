@@ -126,7 +126,7 @@ func (x *change) apply(limits *Config) {
 		if stop, err = d.watchMeters(); err == nil {
 			d.unobserve = stop
 		}
-		err = errors.Join(err, d.join())
+		err = errors.Join(err, exchange{d}.join())
 		announce(d.log, &x.config, d.catalogue.Load().notServing())
 	}
 	if x.router != nil {
@@ -227,7 +227,7 @@ func (d *deployment) tick(now time.Time) {
 	h.router.Health.Look()
 	d.eject(h.router, now)
 	h.flush(d.roster.numberOf)
-	d.publish(uncached, now)
+	exchange{d}.publish(uncached, now)
 	d.wake.give()
 }
 
