@@ -2,6 +2,7 @@ package proxy_test
 
 import (
 	"context"
+	"io"
 	"log/slog"
 	"net"
 	"strings"
@@ -65,6 +66,21 @@ func (r *replica) FullDuplexCall(
 
 // warmUp begins the prompts of calls that every replica answers with its address.
 const warmUp = "warm-up "
+
+// counted answers with the bytes of all payloads of a request.
+func counted(in grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error {
+	n := 0
+	for {
+		m, err := in.Recv()
+		if err == io.EOF {
+			return in.SendAndClose(&testpb.StreamingInputCallResponse{AggregatedPayloadSize: int32(n)})
+		}
+		if err != nil {
+			return err
+		}
+		n += len(m.GetPayload().GetBody())
+	}
+}
 
 // start serves a replica until the test ends.
 func start(t testing.TB, r *replica) *replica {

@@ -61,19 +61,7 @@ func served(cancelled *atomic.Int32) *replica {
 			}
 			return nil
 		},
-		input: func(in grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error {
-			n := 0
-			for {
-				m, err := in.Recv()
-				if err == io.EOF {
-					return in.SendAndClose(&testpb.StreamingInputCallResponse{AggregatedPayloadSize: int32(n)})
-				}
-				if err != nil {
-					return err
-				}
-				n += len(m.GetPayload().GetBody())
-			}
-		},
+		input: counted,
 		duplex: func(x grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
 			for {
 				q, err := x.Recv()

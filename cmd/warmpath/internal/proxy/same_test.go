@@ -241,19 +241,7 @@ var scenarios = map[string]scenario{
 	},
 	"requests": {
 		replica: func(s *seen) *replica {
-			return &replica{input: func(in grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error {
-				n := 0
-				for {
-					m, err := in.Recv()
-					if err == io.EOF {
-						return in.SendAndClose(&testpb.StreamingInputCallResponse{AggregatedPayloadSize: int32(n)})
-					}
-					if err != nil {
-						return err
-					}
-					n += len(m.GetPayload().GetBody())
-				}
-			}}
+			return &replica{input: counted}
 		},
 		client: func(ctx context.Context, stub testpb.TestServiceClient, s *seen) {
 			for _, n := range []int{0, 1, 2, 100} {
