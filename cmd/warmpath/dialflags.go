@@ -84,27 +84,45 @@ func (d *dialFlags) transport() (credentials.TransportCredentials, error) {
 		return insecure.NewCredentials(), nil
 	}
 	c := &tls.Config{MinVersion: tls.VersionTLS12, ServerName: d.name}
+	var err error
 	if d.ca != "" {
-		raw, err := os.ReadFile(d.ca)
-		if err != nil {
-			return nil, usagef("--tls-ca: %w", err)
-		}
-		c.RootCAs = x509.NewCertPool()
-		if !c.RootCAs.AppendCertsFromPEM(raw) {
-			return nil, usagef("--tls-ca: %s has no certificate", d.ca)
+		if c.RootCAs, err = authorities("tls-ca", d.ca); err != nil {
+			return nil, err
 		}
 	}
 	if d.cert != "" || d.key != "" {
-		load := func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { // for each connection: it may be renewed
-			own, err := tls.LoadX509KeyPair(d.cert, d.key)
-			return &own, err
+		load, err := certificate("--cert, --key", d.cert, d.key)
+		if err != nil {
+			return nil, err
 		}
-		if _, err := load(nil); err != nil {
-			return nil, usagef("--cert, --key: %w", err)
-		}
-		c.GetClientCertificate = load
+		c.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return load() }
 	}
 	return credentials.NewTLS(c), nil
+}
+
+// authorities reads the PEM file of a flag.
+func authorities(flag, file string) (*x509.CertPool, error) {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return nil, usagef("--%s: %w", flag, err)
+	}
+	all := x509.NewCertPool()
+	if !all.AppendCertsFromPEM(raw) {
+		return nil, usagef("--%s: %s has no certificate", flag, file)
+	}
+	return all, nil
+}
+
+// certificate returns what reads the pair of some flags, for each connection anew: it may be renewed. It is tried once.
+func certificate(flags, cert, key string) (load func() (*tls.Certificate, error), err error) {
+	load = func() (*tls.Certificate, error) {
+		own, err := tls.LoadX509KeyPair(cert, key)
+		return &own, err
+	}
+	if _, err := load(); err != nil {
+		return nil, usagef("%s: %w", flags, err)
+	}
+	return load, nil
 }
 
 // bearer sends a token with every call.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"os"
@@ -153,7 +152,7 @@ func (p *proxyFlags) dialOptions(out serveOutput) ([]grpc.DialOption, error) {
 	return append(options, own), nil
 }
 
-// listenerOptions are the listener's TLS. The certificate is read anew for each connection.
+// listenerOptions are the listener's TLS.
 func (p *proxyFlags) listenerOptions() ([]grpc.ServerOption, error) {
 	if p.cert == "" && p.key == "" {
 		if p.clientCA != "" {
@@ -161,25 +160,18 @@ func (p *proxyFlags) listenerOptions() ([]grpc.ServerOption, error) {
 		}
 		return nil, nil
 	}
-	load := func() (*tls.Certificate, error) {
-		own, err := tls.LoadX509KeyPair(p.cert, p.key)
-		return &own, err
-	}
-	if _, err := load(); err != nil {
-		return nil, usagef("--listen-cert, --listen-key: %w", err)
+	load, err := certificate("--listen-cert, --listen-key", p.cert, p.key)
+	if err != nil {
+		return nil, err
 	}
 	config := &tls.Config{
 		MinVersion:     tls.VersionTLS12,
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return load() },
 	}
 	if p.clientCA != "" {
-		raw, err := os.ReadFile(p.clientCA)
-		if err != nil {
-			return nil, usagef("--listen-client-ca: %w", err)
-		}
-		config.ClientAuth, config.ClientCAs = tls.RequireAndVerifyClientCert, x509.NewCertPool()
-		if !config.ClientCAs.AppendCertsFromPEM(raw) {
-			return nil, usagef("--listen-client-ca: %s has no certificate", p.clientCA)
+		config.ClientAuth = tls.RequireAndVerifyClientCert
+		if config.ClientCAs, err = authorities("listen-client-ca", p.clientCA); err != nil {
+			return nil, err
 		}
 	}
 	return []grpc.ServerOption{grpc.Creds(credentials.NewTLS(config))}, nil
