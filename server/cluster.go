@@ -50,8 +50,8 @@ func (m membership) newPeers(deployment string, log *slog.Logger, now time.Time)
 	}
 }
 
-// An exchange joins a deployment to the other servers of its cluster: what they publish goes in, and what this server has
-// first hand goes out. The deployment's mutex guards its peers.
+// An exchange joins a deployment to the other servers of its cluster: what they publish goes in, and what this server
+// has first hand goes out. The deployment's mutex guards its peers.
 type exchange struct{ d *deployment }
 
 // join begins to receive the updates of the other servers.
@@ -148,15 +148,6 @@ func (e exchange) showedElsewhere(x *peerServer, all []*warmpathv1.PeerOutcomes)
 	}
 	if len(all) > 0 {
 		e.d.judged(rt)
-	}
-}
-
-// judged follows the Router's ejections where they have changed. Called with mu held.
-func (d *deployment) judged(rt *router.Router) {
-	rt.Health.Sync()
-	if rt.Outliers().Version() != d.ejections {
-		d.eject(rt, d.now())
-		d.wake.give()
 	}
 }
 

@@ -58,6 +58,15 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 	return nil
 }
 
+// judged follows the Router's ejections where they have changed. Called with mu held.
+func (d *deployment) judged(rt *router.Router) {
+	rt.Health.Sync()
+	if rt.Outliers().Version() != d.ejections {
+		d.eject(rt, d.now())
+		d.wake.give()
+	}
+}
+
 // eject follows the Router's ejections. Called with mu held.
 func (d *deployment) eject(rt *router.Router, now time.Time) {
 	d.ejections = rt.Outliers().Version()
