@@ -129,3 +129,25 @@ func benchmarkInterceptors(
 		}
 	})
 }
+
+// endless is a stream that has a message whenever one is wanted.
+type endless struct{ instant }
+
+func (s *endless) RecvMsg(any) error { return nil }
+
+// BenchmarkReceive is what warmpath itself costs a message behind the first one.
+func BenchmarkReceive(b *testing.B) {
+	set, cc, _, claim := bound(b, `{"policy":{"power_of_two_choices":{}}}`)
+	s, err := set.stream(b.Context(), &grpc.StreamDesc{ServerStreams: true}, cc, "/p.S/M",
+		func(ctx context.Context, _ *grpc.StreamDesc, _ *grpc.ClientConn, _ string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
+			return &endless{instant{ctx: ctx, call: claim(ctx)}}, nil
+		})
+	require.NoError(b, err)
+	require.NoError(b, s.SendMsg(&testpb.StreamingOutputCallRequest{}))
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := s.RecvMsg(nil); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

@@ -8,11 +8,24 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// WithSession returns a context whose calls belong to a session: what the
+// A Session is a conversation of an agent with its own life: see [call.Session] for its methods.
+type Session = call.Session
+
+// NewSession returns the session with an id.
+func NewSession(id string) *Session { return call.NewSession(id) }
+
+// WithSession returns a context whose calls belong to a session, or to the one with an id: what the
 // metadata key session_id does too, without being sent. It comes before the
 // metadata and before the session in the message.
-func WithSession(ctx context.Context, id string) context.Context {
-	return call.WithRoute(ctx, func(r *call.Route) { r.Session = id })
+func WithSession[S string | *Session](ctx context.Context, session S) context.Context {
+	return call.WithRoute(ctx, func(r *call.Route) {
+		switch s := any(session).(type) {
+		case string:
+			r.SetSession(s)
+		case *Session:
+			r.SetSessionOf(s)
+		}
+	})
 }
 
 // WithPin returns a context whose calls go to the replica with the id and to no

@@ -64,6 +64,7 @@ type core struct {
 	// answered is set from the first response message on; usage is whether messages may carry token counts. RecvMsg alone
 	// uses both.
 	answered, usage bool
+	resume          *call.Resume // nil = the stream does not go on elsewhere; set with mu held before the first message
 
 	// mu guards the fields below. Nothing waits under it.
 	mu      sync.Mutex
@@ -92,6 +93,8 @@ type attempt struct {
 	cs     grpc.ClientStream
 	limit  time.Duration // of the wait for its first message; 0 = none
 	cancel context.CancelFunc
+	// drained is the first message of an attempt that is not to be cancelled before; nil = it may be.
+	drained *drained
 }
 
 // clientStream is what the application holds. Its methods keep it reachable. When it no longer is, abandon ends the
@@ -137,10 +140,13 @@ func (s *clientStream) RecvMsg(m any) error {
 			return err
 		}
 		k.answered, k.usage = true, k.call.FirstMessage()
-	} else if err := k.at.cs.RecvMsg(m); err != nil {
+	} else if err := k.at.cs.RecvMsg(m); err != nil && (k.resume == nil || k.elsewhere(m, &err)) {
 		runtime.SetFinalizer(s, nil)
 		k.end(err)
 		return err
+	}
+	if k.resume != nil && !k.resume.Received(m) {
+		return s.RecvMsg(m)
 	}
 	if k.usage {
 		k.call.ReadUsage(m)
@@ -225,8 +231,16 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 			ctx, at.cancel = context.WithCancel(ctx)
 		}
 		var err error
+		drains := false
+		if tries.Split() {
+			if err = tries.Prefill(k, k.options.Attempts); err != nil {
+				return err
+			}
+			ctx, at.cancel, drains = tries.Decode(true)
+		}
 		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.options.Attempts...)
 		if err == nil && k.has {
+			k.keep()
 			err = at.cs.SendMsg(k.msg)
 		}
 		if err == io.EOF { // the status of a stream that broke meanwhile is RecvMsg's to return
@@ -234,6 +248,9 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 		}
 		if err != nil && at.cancel != nil {
 			at.cancel()
+		}
+		if err == nil && drains {
+			at.drained = k.drain(at)
 		}
 		return err
 	})
@@ -263,6 +280,7 @@ func (k *core) leave(at attempt, err error) {
 	}
 	if k.call.Context.Err() != nil { // it may have ended meanwhile
 		k.call.End()
+		k.forget()
 	}
 	if closes {
 		_ = at.cs.CloseSend() // its error is RecvMsg's to return
@@ -297,10 +315,16 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 	at, err := k.wait()
 	k.mu.Unlock()
 	for err == nil {
-		if at.limit == 0 {
+		switch {
+		case at.drained != nil:
+			err = at.drained.await(k, receive, m)
+		case at.limit == 0:
 			err = receive(at.cs, m)
-		} else {
+		default:
 			err = k.await(at, receive, m)
+		}
+		if err == nil {
+			err = k.call.Attempts.Arrived()
 		}
 		if err == nil && k.settle(at) {
 			return nil
@@ -373,6 +397,7 @@ func (k *core) ended() error { return status.FromContextError(k.call.Err()).Err(
 func (k *core) end(err error) {
 	k.once.Do(func() {
 		k.call.End()
+		k.forget()
 		if err == io.EOF {
 			err = nil
 		}

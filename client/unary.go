@@ -24,6 +24,14 @@ func (c *channels) unary(
 	options := call.OptionsOf(opts)
 	all := tries.Sends(req, &options)
 	err := tries.Run(nil, func() error {
+		if tries.Split() {
+			if err := tries.Prefill(sender{invoke, cc, method}, all); err != nil {
+				return err
+			}
+			decode, cancel, _ := tries.Decode(false)
+			defer cancel()
+			return invoke(decode, method, req, reply, cc, all...)
+		}
 		limit := tries.Limit()
 		if limit == 0 {
 			return invoke(rpc, method, req, reply, cc, all...)

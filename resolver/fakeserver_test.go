@@ -27,7 +27,7 @@ type lookaside struct {
 	server  *grpc.Server
 
 	starts  chan *warmpathv1.WatchStart
-	reports chan *warmpathv1.BookingReport
+	reports chan *warmpathv1.ReservationReport
 
 	mu      sync.Mutex // guards what follows
 	first   func(*warmpathv1.WatchStart) *answer
@@ -53,7 +53,7 @@ func startServer(t *testing.T, address string, first func(*warmpathv1.WatchStart
 		address: l.Addr().String(),
 		server:  grpc.NewServer(),
 		starts:  make(chan *warmpathv1.WatchStart, 1000),
-		reports: make(chan *warmpathv1.BookingReport, 10000),
+		reports: make(chan *warmpathv1.ReservationReport, 10000),
 		lives:   make(chan *warmpathv1.LifeReport, 10000),
 		first:   first,
 		streams: make(map[chan *answer]bool),
@@ -94,7 +94,7 @@ func (s *lookaside) WatchReplicas(stream watcher) error {
 			if err != nil {
 				return
 			}
-			s.reports <- m.GetBookings()
+			s.reports <- m.GetReservations()
 		}
 	}()
 	alive := time.NewTicker(50 * time.Millisecond)

@@ -182,7 +182,7 @@ func BenchmarkBroadcast(b *testing.B) {
 			for range b.N {
 				number++
 				for _, w := range watchers {
-					r := &warmpathv1.BookingReport{Number: number, Loads: new(warmpathv1.Loads)}
+					r := &warmpathv1.ReservationReport{Number: number, Loads: new(warmpathv1.Loads)}
 					for range max(replicas/100, 1) {
 						appendLoad(r.Loads, 1+rand.Uint32N(uint32(replicas)), replicaLoad{rand.Int64N(8), rand.Int64N(30_000)})
 					}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -167,7 +168,7 @@ func (k *picks) choose(
 	}
 	defer func() {
 		if p := recover(); p != nil { // ends the calls that wait for the lease
-			x.reservation.Release()
+			x.giveBack()
 			k.leases.fail(x, errFault)
 			panic(p)
 		}
@@ -180,7 +181,7 @@ func (k *picks) choose(
 		return nil, err
 	}
 	if !p.may(k.name) { // it lost the deployment while it waited
-		x.reservation.Release()
+		x.giveBack()
 		k.leases.fail(x, errDeployment)
 		return nil, errDeployment
 	}
@@ -198,11 +199,22 @@ func (k *picks) choose(
 func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x *lease) (*hosted, error) {
 	for {
 		h := k.hosted.Load()
-		err := h.router.Reserve(k.withStore(ctx, h.router), &x.q, &x.reservation, router.How{
-			NoWait: r.GetWaitMs() == 0, Query: r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY,
-		})
+		how := router.How{
+			NoWait: r.GetWaitMs() == 0, Query: r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY, PairOnly: r.GetPairOnly(),
+		}
+		if id := r.GetPrefilledBy(); id != "" {
+			if how.From = h.router.View().ByID(id); how.From == nil {
+				return h, router.ErrNoSuchReplica
+			}
+		} else if r.GetPair() {
+			how.Prefill = new(router.Reservation)
+		}
+		err := h.router.Reserve(k.withStore(ctx, h.router), &x.q, &x.reservation, how)
 		if errors.Is(err, router.ErrClosed) && k.hosted.Load() != h {
 			continue
+		}
+		if how.Prefill != nil && how.Prefill.Decision.Replica != nil {
+			x.prefill = how.Prefill
 		}
 		return h, err
 	}
@@ -217,6 +229,9 @@ func (k *picks) picked(ctx context.Context, h *hosted, x *lease, began time.Time
 	}
 	k.recorder.Decided(ctx, nil, name, &x.q, decision)
 	k.recorder.Picked(ctx, name, began, decision.Queued)
+	if x.prefill != nil {
+		k.tally.decided(name, &x.q, &x.prefill.Decision)
+	}
 }
 
 // holdFor is how long the pick adds to the load.
@@ -240,6 +255,11 @@ func (k *picks) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) 
 		Deployment: k.name,
 		Replica:    chosen(decision.Replica, decision.Rank()),
 		Decision:   h.decisionMessage(&x.q, decision),
+	}
+	if x.prefill != nil {
+		d := &x.prefill.Decision
+		a.Prefill, a.PrefillDecision = chosen(d.Replica, d.Rank()), h.decisionMessage(&x.q, d)
+		a.Prefill.KvBootstrap, a.Prefill.KvEngineId = fleet.Bootstrap(d.Replica.Attributes), d.Replica.KVEngineID
 	}
 	fallbacks, candidates := int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks)), int(r.GetMaxCandidates())
 	var few [defaultFallbacks]policy.Decision

@@ -58,7 +58,9 @@ func TestLongNames(t *testing.T) {
 		"id": {Id: long, Address: "a:1"}, "address": {Address: long + ":1"}, "server_name": {Address: "a:1", ServerName: long},
 		"zone": {Address: "a:1", Zone: long}, "node": {Address: "a:1", Node: long}, "instance": {Address: "a:1", Instance: long},
 		"kv_events": {Address: "a:1", KvEvents: "tcp://" + long + ":1"}, "replay": {Address: "a:1", KvEventsReplay: long},
-		"models": {Address: "a:1", Models: []string{long}}, "adapters": {Address: "a:1", Adapters: []string{long}},
+		"role": {Address: "a:1", Role: long}, "pair": {Address: "a:1", Pair: long}, "kv_bootstrap": {Address: "a:1", KvBootstrap: long + ":1"},
+		"kv_engine_id": {Address: "a:1", KvEngineId: long},
+		"models":       {Address: "a:1", Models: []string{long}}, "adapters": {Address: "a:1", Adapters: []string{long}},
 		"stats": {Address: "a:1", Stats: map[string]float64{long: 1}},
 	} {
 		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r})
@@ -102,7 +104,7 @@ func FuzzReports(f *testing.F) {
 		require.NoError(f, err)
 		f.Add(raw, []byte(nil))
 	}
-	raw, err := proto.Marshal(&warmpathv1.BookingReport{Number: 1, Loads: loadOf([3]int{1, 2, 3})})
+	raw, err := proto.Marshal(&warmpathv1.ReservationReport{Number: 1, Loads: loadOf([3]int{1, 2, 3})})
 	require.NoError(f, err)
 	f.Add([]byte(nil), raw)
 	now := newClock()
@@ -119,7 +121,7 @@ func FuzzReports(f *testing.F) {
 		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "life")
 		require.NoError(t, err)
 		defer w.unwatch()
-		var b warmpathv1.BookingReport
+		var b warmpathv1.ReservationReport
 		if proto.Unmarshal(report, &b) == nil {
 			_ = w.reported(&b)
 		}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -44,6 +45,7 @@ func TestDecodeKey(t *testing.T) {
 		"huge length":     {hashed(1, 16, 1<<63), 0, "length: more than"},
 		"empty oneof":     {&warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_BlockHashes{}}, 0, "block_tokens"},
 		"long session":    {&warmpathv1.RequestKey{Session: string(make([]byte, 8193))}, 0, "key.session: longer than 8192 bytes"},
+		"long parent":     {&warmpathv1.RequestKey{ParentSession: string(make([]byte, 8193))}, 0, "key.parent_session: longer than 8192 bytes"},
 		"long request id": {&warmpathv1.RequestKey{RequestId: string(make([]byte, 257))}, 0, "key.request_id: longer than"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,4 +100,24 @@ deployments:
 		now.advance(time.Minute)
 		(*s.deployments.Load())[a.GetDeployment()].tick(now.now())
 	})
+}
+
+// A child is known by its parent and its own id, whether or not the caller has put them together, and as long as both
+// fit.
+func TestDecodeParent(t *testing.T) {
+	long := strings.Repeat("p", 8192)
+	for _, tt := range []struct{ session, parent, whole, affinity string }{
+		{"s", "", "s", "s"},
+		{"s", "p", "p/s", "p"},
+		{"p/s", "p", "p/s", "p"},
+		{"", "p", "", ""},
+		{"s", long, "s", "s"},
+	} {
+		var q policy.Request
+		key := &warmpathv1.RequestKey{Session: tt.session, ParentSession: tt.parent, SessionFinal: true}
+		require.NoError(t, decodeKey(&warmpathv1.ChooseReplicaRequest{Key: key}, &q))
+		require.Equal(t, tt.whole, q.Session)
+		require.Equal(t, tt.affinity, q.Affinity())
+		require.True(t, q.State().Final)
+	}
 }

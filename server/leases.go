@@ -47,6 +47,7 @@ type lease struct {
 	replica     uint32 // its number
 	q           policy.Request
 	reservation router.Reservation
+	prefill     *router.Reservation // of the prefill leg; nil = the request is not split
 
 	// made is closed once answer or err is set; nil for a pick that cannot be repeated.
 	made   chan struct{}
@@ -157,7 +158,7 @@ func (l *leases) hold(
 	l.settle(x, a, nil)
 	if l.closed {
 		l.forget(x)
-		x.reservation.Release()
+		x.giveBack()
 		return
 	}
 	if reserved {
@@ -169,15 +170,24 @@ func (l *leases) hold(
 
 // add adds a lease's load to uncached, or takes it off. Called with mu held.
 func (l *leases) add(x *lease, sign int64) {
-	load, sum := replicaLoad{ongoing: 1}, l.uncached[x.replica]
+	load := replicaLoad{ongoing: 1}
 	if !x.prefilled {
 		load.tokens = int64(min(x.q.PromptTokens, maxTokens))
+		if x.prefill != nil {
+			l.addTo(numberOf(x.prefill.Decision.Replica), load, sign)
+			load.tokens = 0
+		}
 	}
+	l.addTo(x.replica, load, sign)
+}
+
+func (l *leases) addTo(replica uint32, load replicaLoad, sign int64) {
+	sum := l.uncached[replica]
 	if sum.add(load, sign); sum.ongoing == 0 {
-		delete(l.uncached, x.replica)
+		delete(l.uncached, replica)
 		return
 	}
-	l.uncached[x.replica] = sum
+	l.uncached[replica] = sum
 }
 
 // prefilled ends the prompt's share of a lease. Called with mu held.
@@ -232,20 +242,20 @@ func (l *leases) forget(x *lease) {
 	}
 }
 
-// renew extends a reservation; once prefilled, its prompt no longer counts. It returns nil if there is none.
-func (l *leases) renew(id string, prefilled bool, now time.Time) *lease {
+// renew extends a reservation; once prefilled, its prompt no longer counts. It returns nil if there is none, and
+// whether it is prefilled for the first time.
+func (l *leases) renew(id string, prefilled bool, now time.Time) (x *lease, first bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	x := l.byID[id]
-	if x == nil {
-		return nil
+	if x = l.byID[id]; x == nil {
+		return nil, false
 	}
 	x.ends = now.Add(x.length)
 	heap.Fix(&l.due, x.place)
-	if prefilled {
+	if first = prefilled && !x.prefilled; first {
 		l.prefilled(x)
 	}
-	return x
+	return x, first
 }
 
 // end removes a reservation. It returns nil if there is none: a reservation ends once.
@@ -273,6 +283,7 @@ func (l *leases) expire(now time.Time) (uncached map[uint32]replicaLoad) {
 	uncached, prefilled, over := l.sweep(now)
 	for _, x := range prefilled {
 		x.reservation.PrefillDone()
+		x.endPrefill(policy.Outcome{Sent: true, Usage: policy.NoUsage})
 	}
 	for _, x := range over {
 		if x.id != "" {
@@ -300,11 +311,34 @@ func (l *leases) sweep(now time.Time) (uncached map[uint32]replicaLoad, prefille
 	return maps.Clone(l.uncached), prefilled, over
 }
 
-// release gives back the load, and reports the outcome to a policy that learns.
+// endPrefill gives back the load of a prefill leg, if there is one, and reports its outcome. It is called once.
+func (x *lease) endPrefill(o policy.Outcome) {
+	if x.prefill == nil {
+		return
+	}
+	if x.prefill.Release(); x.learns {
+		x.prefill.Router().Complete(&x.q, x.prefill.Decision, o)
+	}
+}
+
+// release gives back the load, and reports the outcome to a policy that learns. That of a request that failed before
+// its prefill leg had ended is of this leg.
 func (x *lease) release(o policy.Outcome) {
+	if x.prefill != nil && !x.prefilled {
+		if x.endPrefill(o); o.Err != nil {
+			o = policy.Outcome{Fault: state.GivenUp, Usage: policy.NoUsage}
+		}
+	}
 	x.reservation.Release()
 	if x.learns {
 		x.reservation.Router().Complete(&x.q, x.reservation.Decision, o)
+	}
+}
+
+// giveBack gives back the load.
+func (x *lease) giveBack() {
+	if x.reservation.Release(); x.prefill != nil {
+		x.prefill.Release()
 	}
 }
 
@@ -316,7 +350,7 @@ func (l *leases) close() {
 	for len(l.due) > 0 { // those that are being made are released in hold
 		x := l.due[len(l.due)-1]
 		l.forget(x)
-		x.reservation.Release()
+		x.giveBack()
 	}
 }
 
@@ -386,8 +420,11 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 		return x != nil
 	}
 	prefilled := r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
-	x := k.leases.renew(r.GetReservation(), prefilled, k.now())
-	if x != nil && prefilled {
+	x, first := k.leases.renew(r.GetReservation(), prefilled, k.now())
+	switch {
+	case first && x.prefill != nil:
+		x.endPrefill(policy.Outcome{Sent: true, Usage: policy.NoUsage})
+	case first:
 		x.reservation.Answered()
 	}
 	return x != nil

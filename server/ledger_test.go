@@ -54,7 +54,7 @@ func TestLedgerAddsUp(t *testing.T) {
 				maps.DeleteFunc(lines, func(n uint32, _ replicaLoad) bool { return !l.roster.has(n) })
 			}
 		default:
-			r := &warmpathv1.BookingReport{Number: c.last + 1, Complete: rng.IntN(4) == 0, Loads: new(warmpathv1.Loads)}
+			r := &warmpathv1.ReservationReport{Number: c.last + 1, Complete: rng.IntN(4) == 0, Loads: new(warmpathv1.Loads)}
 			if r.Complete {
 				clear(model[id])
 			}
@@ -85,11 +85,11 @@ func TestLedgerIgnoresWhoWasReplaced(t *testing.T) {
 	l := ledger{roster: new(roster)}
 	l.roster.fleetOf("a")
 	old := l.open("x", time.Time{})
-	l.take(old, &warmpathv1.BookingReport{Number: 1, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
+	l.take(old, &warmpathv1.ReservationReport{Number: 1, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
 	require.Len(t, l.loads(), 1)
 	l.open("x", time.Time{})
 	require.Empty(t, l.loads())
-	l.take(old, &warmpathv1.BookingReport{Number: 2, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
+	l.take(old, &warmpathv1.ReservationReport{Number: 2, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
 	require.Empty(t, l.loads())
 }
 
@@ -99,7 +99,7 @@ func TestLedgerIsBounded(t *testing.T) {
 	l.roster.fleetOf("a")
 	for i := range 1000 {
 		c := l.open(fmt.Sprint(i), time.Time{})
-		l.take(c, &warmpathv1.BookingReport{Number: 1, Loads: &warmpathv1.Loads{
+		l.take(c, &warmpathv1.ReservationReport{Number: 1, Loads: &warmpathv1.Loads{
 			Replicas: []uint32{1}, Ongoing: []uint32{1<<32 - 1}, QueuedTokens: []uint64{1<<64 - 1},
 		}}, time.Time{})
 	}

@@ -104,7 +104,7 @@ func (l *ledger) empty() bool {
 }
 
 // take enters a report. Replicas that have left are passed over.
-func (l *ledger) take(c *client, r *warmpathv1.BookingReport, now time.Time) {
+func (l *ledger) take(c *client, r *warmpathv1.ReservationReport, now time.Time) {
 	if l.clients[c.id] != c {
 		return // another watch took its place
 	}

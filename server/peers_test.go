@@ -175,7 +175,7 @@ func (w *watcher) holds(t testing.TB, number uint64, lines map[uint32]replicaLoa
 	for n, l := range lines {
 		appendLoad(loads, n, l)
 	}
-	require.NoError(t, w.reported(&warmpathv1.BookingReport{Number: number, Loads: loads, Complete: true}))
+	require.NoError(t, w.reported(&warmpathv1.ReservationReport{Number: number, Loads: loads, Complete: true}))
 }
 
 // Whatever is lost on the way, and whichever servers are restarted: once messages arrive again, every server shows the

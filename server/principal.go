@@ -266,12 +266,18 @@ func withheldCounts(all []*warmpathv1.DecisionCount) (shown []*warmpathv1.Decisi
 func withheld(a *warmpathv1.ChooseReplicaResponse) *warmpathv1.ChooseReplicaResponse {
 	a = proto.CloneOf(a)
 	a.Candidates = nil
-	d := a.Decision
+	withhold(a.Decision)
+	if a.Prefill != nil {
+		withhold(a.PrefillDecision)
+	}
+	return a
+}
+
+func withhold(d *warmpathv1.Decision) {
 	d.MatchedTokens, d.Load = 0, 0
 	for _, r := range []*string{&d.Reason, &d.Rule} {
 		if revealsCaches(d.GetPolicy(), policy.Reason(*r)) {
 			*r, d.Place = reasonWithheld, -1
 		}
 	}
-	return a
 }

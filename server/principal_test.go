@@ -259,8 +259,8 @@ func TestCallersAreApart(t *testing.T) {
 		stream, err := f.with(t, token).WatchReplicas(soon(t))
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{
-			Start:    &warmpathv1.WatchStart{ClientId: "same", Deployment: "chat"},
-			Bookings: &warmpathv1.BookingReport{Number: 1, Loads: loadOf([3]int{1, 5, 5})},
+			Start:        &warmpathv1.WatchStart{ClientId: "same", Deployment: "chat"},
+			Reservations: &warmpathv1.ReservationReport{Number: 1, Loads: loadOf([3]int{1, 5, 5})},
 		}))
 		_, err = stream.Recv()
 		require.NoError(t, err)

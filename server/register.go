@@ -63,7 +63,7 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 	}
 	for name, text := range map[string]string{
 		"address": r.GetAddress(), "server_name": r.GetServerName(), "zone": r.GetZone(), "node": r.GetNode(),
-		"kv_events": r.GetKvEvents(), "kv_events_replay": r.GetKvEventsReplay(),
+		"kv_events": r.GetKvEvents(), "kv_events_replay": r.GetKvEventsReplay(), "kv_bootstrap": r.GetKvBootstrap(),
 	} {
 		if len(text) > maxText {
 			return described{}, invalid("replica.%s: longer than %d bytes", name, maxText)

@@ -36,6 +36,7 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	for _, f := range []struct{ name, value string }{
 		{"deployment", r.GetDeployment()}, {"key.request_id", k.GetRequestId()}, {"key.model", k.GetModel()},
 		{"key.adapter", k.GetAdapter()}, {"key.cache_salt", k.GetCacheSalt()}, {"pinned", r.GetPinned()},
+		{"prefilled_by", r.GetPrefilledBy()},
 	} {
 		if len(f.value) > maxName {
 			return invalid("%s: longer than %d bytes", f.name, maxName)
@@ -43,6 +44,9 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	}
 	if len(k.GetSession()) > requestkey.MaxSession {
 		return invalid("key.session: longer than %d bytes", requestkey.MaxSession)
+	}
+	if len(k.GetParentSession()) > requestkey.MaxSession {
+		return invalid("key.parent_session: longer than %d bytes", requestkey.MaxSession)
 	}
 	for name, ids := range map[string][]string{
 		"excluded": r.GetExcluded(), "tried": r.GetTried(), "allowed": r.GetAllowed(),
@@ -63,6 +67,8 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 		return invalid("max_candidates: more than %d, or mode is not PICK_MODE_QUERY", maxCandidates)
 	}
 	q.ID, q.Session = k.GetRequestId(), k.GetSession()
+	q.SetParent(k.GetParentSession())
+	q.State().Final = k.GetSessionFinal()
 	q.Model, q.Adapter, q.CacheSalt = k.GetModel(), k.GetAdapter(), k.GetCacheSalt()
 	q.Pin, q.Exclude, q.Allow = r.GetPinned(), r.GetExcluded(), r.GetAllowed()
 	q.Priority = priorities[k.GetPriority()]

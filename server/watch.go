@@ -148,7 +148,7 @@ func (w *watcher) listen(stream watchStream) error {
 
 // received applies the reports of one message.
 func (w *watcher) received(m *warmpathv1.WatchReplicasRequest) error {
-	return cmp.Or(w.reported(m.GetBookings()), w.showed(m.GetOutcomes()), w.routed(m.GetRoutes()))
+	return cmp.Or(w.reported(m.GetReservations()), w.showed(m.GetOutcomes()), w.routed(m.GetRoutes()))
 }
 
 // routed applies a client's report on its routes. Those of principals without trust are ignored: they cannot be
@@ -177,22 +177,22 @@ func (w *watcher) routed(r *warmpathv1.RouteReport) error {
 	return nil
 }
 
-func (w *watcher) reported(r *warmpathv1.BookingReport) error {
+func (w *watcher) reported(r *warmpathv1.ReservationReport) error {
 	d := w.deployment
 	if r == nil {
 		return nil
 	}
 	n := len(r.GetLoads().GetReplicas())
 	if len(r.GetLoads().GetOngoing()) != n || len(r.GetLoads().GetQueuedTokens()) != n {
-		return invalid("bookings.loads: its columns differ in length")
+		return invalid("reservations.loads: its columns differ in length")
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if n > len(d.roster.order)+maxDepartures {
-		return invalid("bookings.loads: %d replicas, where there are %d", n, len(d.roster.order))
+		return invalid("reservations.loads: %d replicas, where there are %d", n, len(d.roster.order))
 	}
 	if r.GetNumber() <= w.client.last {
-		return invalid("bookings.number: %d does not follow %d", r.GetNumber(), w.client.last)
+		return invalid("reservations.number: %d does not follow %d", r.GetNumber(), w.client.last)
 	}
 	d.balance.ledger.take(w.client, r, d.now())
 	return nil

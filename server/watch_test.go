@@ -39,7 +39,7 @@ func (w *watch) next() *warmpathv1.WatchReplicasResponse {
 func (w *watch) report(number uint64, complete bool, l *warmpathv1.Loads) {
 	w.t.Helper()
 	require.NoError(w.t, w.stream.Send(&warmpathv1.WatchReplicasRequest{
-		Bookings: &warmpathv1.BookingReport{Number: number, Complete: complete, Loads: l},
+		Reservations: &warmpathv1.ReservationReport{Number: number, Complete: complete, Loads: l},
 	}))
 }
 
@@ -197,15 +197,15 @@ func TestWatchResumes(t *testing.T) {
 func TestRefusedWatches(t *testing.T) {
 	f := start(t, "max_connections: 4\n"+quiet)
 	for name, send := range map[string][]*warmpathv1.WatchReplicasRequest{
-		"no start":          {{Bookings: &warmpathv1.BookingReport{Number: 1}}},
+		"no start":          {{Reservations: &warmpathv1.ReservationReport{Number: 1}}},
 		"no name":           {{Start: &warmpathv1.WatchStart{}}},
 		"long name":         {{Start: &warmpathv1.WatchStart{ClientId: string(make([]byte, maxClientID+1))}}},
 		"two starts":        {{Start: &warmpathv1.WatchStart{ClientId: "x"}}, {Start: &warmpathv1.WatchStart{ClientId: "x"}}},
-		"columns":           {{Start: &warmpathv1.WatchStart{ClientId: "x"}}, {Bookings: &warmpathv1.BookingReport{Number: 1, Loads: &warmpathv1.Loads{Replicas: []uint32{1}}}}},
-		"too many":          {{Start: &warmpathv1.WatchStart{ClientId: "x"}}, {Bookings: &warmpathv1.BookingReport{Number: 1, Loads: loadOf(make([][3]int, maxDepartures+4)...)}}},
-		"number":            {{Start: &warmpathv1.WatchStart{ClientId: "x"}}, {Bookings: &warmpathv1.BookingReport{}}},
+		"columns":           {{Start: &warmpathv1.WatchStart{ClientId: "x"}}, {Reservations: &warmpathv1.ReservationReport{Number: 1, Loads: &warmpathv1.Loads{Replicas: []uint32{1}}}}},
+		"too many":          {{Start: &warmpathv1.WatchStart{ClientId: "x"}}, {Reservations: &warmpathv1.ReservationReport{Number: 1, Loads: loadOf(make([][3]int, maxDepartures+4)...)}}},
+		"number":            {{Start: &warmpathv1.WatchStart{ClientId: "x"}}, {Reservations: &warmpathv1.ReservationReport{}}},
 		"no deployment":     {{Start: &warmpathv1.WatchStart{ClientId: "x", Deployment: "none"}}},
-		"first with number": {{Start: &warmpathv1.WatchStart{ClientId: "x"}, Bookings: &warmpathv1.BookingReport{}}},
+		"first with number": {{Start: &warmpathv1.WatchStart{ClientId: "x"}, Reservations: &warmpathv1.ReservationReport{}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			stream, err := f.pb.WatchReplicas(soon(t))

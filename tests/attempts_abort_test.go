@@ -24,7 +24,7 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-func startEngine(t *testing.T, c grpcserver.Config) *grpcserver.Server {
+func startEngine(t testing.TB, c grpcserver.Config) *grpcserver.Server {
 	t.Helper()
 	l := listenLoopback(t)
 	s, err := grpcserver.Start(l, c)

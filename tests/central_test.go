@@ -68,6 +68,17 @@ func serverLoad(t *testing.T, at string, r *replica) float64 {
 	return -1
 }
 
+// With central_only the first calls of a channel wait until the server can be asked.
+func TestCentralOnlyFirstCalls(t *testing.T) {
+	rs := replicas(t, 2)
+	deployment := strings.Replace(centralised(`{consistent_hash: {}}`, rs), "mode: central", "mode: central_only", 1)
+	at, _ := lookasideWith(t, "", deployment)
+	for range 20 {
+		d := asked(t, dial(t, "warmpath://"+at+"/"), "x")
+		require.Contains(t, []string{string(d.Reason), string(d.Rule)}, "central", "the reason may be retry: it connects")
+	}
+}
+
 // The server decides for two channels that share nothing: what one sends, the other's prompt finds, by hashes alone.
 func TestCentralDecides(t *testing.T) {
 	rs := replicas(t, 4)

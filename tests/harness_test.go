@@ -214,7 +214,7 @@ func (m *meter) sum(t testing.TB, name string, attrs ...attribute.KeyValue) int6
 	return total
 }
 
-// ongoing is the number of bookings that the channel holds.
+// ongoing is the number of reservations that the channel holds.
 func (m *meter) ongoing(t testing.TB) int64 { return m.sum(t, "warmpath.replica.ongoing") }
 
 // eventually polls without asserting how long it takes.

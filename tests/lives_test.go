@@ -56,7 +56,7 @@ func TestAbandonedStreams(t *testing.T) {
 			}
 		}
 	}()
-	eventually(t, "the bookings end when the streams are collected", func() bool {
+	eventually(t, "the reservations end when the streams are collected", func() bool {
 		runtime.GC()
 		return m.ongoing(t) == 0
 	})

@@ -25,6 +25,12 @@ type Dialect struct {
 	// Rank is where the engine reads the data-parallel rank: the number of an integer of the
 	// request. The chosen rank is written there, unless the application set one.
 	Rank Path `json:"rank,omitempty"`
+	// Priority is where the engine reads the priority: an integer of the request, the lowest first. A call of high
+	// priority gets -1 there and one of low priority 1, unless the application set one.
+	Priority Path `json:"priority,omitempty"`
+	// MaxTokens is the bound of output tokens: an integer of the request. It is lowered in requests that ask for a part of
+	// the output.
+	MaxTokens Path `json:"max_tokens,omitempty"`
 
 	// Prompt is text: a string or bytes, or a list of them ("3[].2"), which is a
 	// batch.
@@ -46,6 +52,15 @@ type Dialect struct {
 	// where the caller went away and RequestID was set in the message, for engines that do not
 	// notice the end of a call, or late.
 	Abort string `json:"abort,omitempty"`
+
+	// KV is how the KV cache of a prompt goes from a replica that prefills to one that decodes; nil = requests of the
+	// methods are served whole.
+	KV *KV `json:"kv,omitempty"`
+
+	// Resume has a server stream whose replica dies go on at another one, with the token ids that have come as the end of
+	// its prompt: where the request proves that the whole has the same form. For methods like those of vllm.Inference,
+	// VllmEngine, SglangScheduler and TrtllmService.
+	Resume bool `json:"resume,omitempty"`
 
 	// DeferStream asks for the opening of client and bidirectional streams to
 	// wait for the first message, so that they are routed by it. Such a stream
@@ -70,6 +85,37 @@ type Media struct {
 	// Offset is the place of the medium's first placeholder in the token ids. Where it is not known, no block of the
 	// prompt is that of another medium.
 	Offset Path `json:"offset,omitempty"`
+}
+
+// KV describes a request in two legs: the same request at a replica that computes the KV cache of its prompt, and at
+// one that takes over the cache and generates the output. Each leg's request gets fields of its own.
+//
+// Prefill and Decode have them by their paths, in field numbers. A value of digits is an integer, and so is true.
+// Others are text, in which these are replaced:
+//
+//	$answer   what Answer leads to in a response of the prefill leg, byte for byte; it stands alone
+//	$room     a random number of 63 bits, the same in both legs; an integer where it stands alone
+//	$room32   the same in 31 bits
+//	$host     host of the prefill replica's bootstrap server
+//	$port     its port; an integer where it stands alone
+//	$address  both
+//	$engine   engine id of the prefill replica, with the suffix _dp and the data-parallel rank where it has several
+type KV struct {
+	// Params leads to the transfer parameters of a request. A request that has them already is not split.
+	Params Path `json:"params"`
+	// Sequences leads to the number of outputs that a request asks for. One that asks for several is not split.
+	Sequences Path `json:"sequences,omitempty"`
+	// Answer leads to what the prefill leg hands over. Without it the legs are sent at the same time, and meet by $room.
+	Answer  Path            `json:"answer,omitempty"`
+	Prefill map[Path]string `json:"prefill"`
+	Decode  map[Path]string `json:"decode"`
+	// DrainDecode delays the end of a cancelled decode leg until its first response message: an engine may not survive an
+	// abort during the transfer.
+	DrainDecode bool `json:"drain_decode,omitempty"`
+	// PairOnly is for an engine whose replicas of a role refuse requests that are not split.
+	PairOnly bool `json:"pair_only,omitempty"`
+	// Engine replaces the legs where the prefill replica has an engine id.
+	Engine *KV `json:"engine,omitempty"`
 }
 
 // Usage describes where a response carries token counts. Servers differ in what they

@@ -56,7 +56,7 @@ type Config struct {
 	FirstTokenTimeout Duration `json:"first_token_timeout,omitempty"`
 	// SessionKeys are the metadata keys that carry the session, the first that is
 	// there counts. They match in any case, and "-" like "_". Not set = session_id,
-	// x-session-id; an empty list = none.
+	// x-session-id; an empty list = none. Behind them, those of agents are read where a call has no other key.
 	SessionKeys []string `json:"session_keys,omitzero"`
 	// PrepareTimeout bounds a policy's Prepare that calls out; 0 = 100ms, at most 1m.
 	PrepareTimeout Duration `json:"prepare_timeout,omitempty"`

@@ -22,6 +22,7 @@ const (
 	ReasonLeastLoaded     Reason = "least_loaded"     // least load
 	ReasonKVCost          Reason = "kv_cost"          // least cost, or the most cached among about equal costs
 	ReasonKVNearTie       Reason = "kv_near_tie"      // least loaded, or first in rendezvous order, of several as good
+	ReasonDecode          Reason = "decode"           // decodes what another prefills: least requests under way
 	ReasonPinned          Reason = "pinned"           // the caller named it
 	ReasonCentral         Reason = "central"          // the look-aside server decided
 	ReasonFallbackLocal   Reason = "fallback_local"   // the look-aside server did not answer

@@ -7,6 +7,12 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
+// The roles of replicas, in a fleet that prefills and decodes on different ones.
+const (
+	RolePrefill = "prefill"
+	RoleDecode  = "decode"
+)
+
 // Attributes describe a replica: an entry of the fleet file, of a resolver, or of a model server that registers. They
 // do not change during the life of a [Replica].
 type Attributes struct {
@@ -35,6 +41,17 @@ type Attributes struct {
 	// Ranks is how many data-parallel ranks the replica has; 0 and 1 mean one.
 	Ranks    int  `json:"ranks,omitempty"`
 	Draining bool `json:"draining,omitempty"` // takes no new sessions, and for a time keeps those that it has
+	// Role is [RolePrefill] for a replica that only prefills for others, [RoleDecode] for one that does not; "" (or
+	// "both") = it does everything. A replica that is not of RolePrefill serves whole requests too.
+	Role string `json:"role,omitempty"`
+	// Pair is a label, like "r7/tp4/nixl": a prompt that is prefilled on one replica is decoded on another only where
+	// both have the same. Printable ASCII without blanks, at most 256 bytes.
+	Pair string `json:"pair,omitempty"`
+	// KVBootstrap is the host:port at which a decode replica asks this one for KV blocks, for engines that have a
+	// bootstrap server. Default: the host of the address, port 8998.
+	KVBootstrap string `json:"kv_bootstrap,omitempty"`
+	// KVEngineID is the engine's own name in transfers of KV blocks (Mooncake). At most 256 bytes.
+	KVEngineID string `json:"kv_engine_id,omitempty"`
 	// Instance changes when the replica is restarted: what it had cached is gone. "" = not reported. At most 256 bytes.
 	Instance string `json:"instance,omitempty"`
 	// Stats are free-form numbers that the replica reports about itself.
@@ -46,7 +63,8 @@ func (a Attributes) Equal(b Attributes) bool {
 	return a.ID == b.ID && a.Address == b.Address && a.ServerName == b.ServerName && a.Zone == b.Zone && a.Node == b.Node &&
 		a.Weight == b.Weight && a.MaxOngoing == b.MaxOngoing && a.KVEvents == b.KVEvents &&
 		a.KVEventsReplay == b.KVEventsReplay && a.Instance == b.Instance && a.Ranks == b.Ranks &&
-		a.Draining == b.Draining && slices.Equal(a.Models, b.Models) &&
+		a.Draining == b.Draining && a.Role == b.Role && a.Pair == b.Pair && a.KVBootstrap == b.KVBootstrap &&
+		a.KVEngineID == b.KVEngineID && slices.Equal(a.Models, b.Models) &&
 		slices.Equal(a.Adapters, b.Adapters) && maps.Equal(a.Stats, b.Stats)
 }
 

@@ -1,8 +1,10 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/warmpath/warmpath/internal/router/state"
 )
@@ -40,8 +42,32 @@ type Request struct {
 	// Answer is how the host learns that the replica has answered. It reports that for every reservation.
 	Answer state.Answer
 
-	state state.Request
+	parent uint16 // length of the parent in Session, which it begins with; 0 = there is none
+	state  state.Request
 }
+
+// SetParent makes the session a child, unless it is one: parent/session. Where that is longer than a session may be, or
+// one of them is empty, the session stays alone.
+func (q *Request) SetParent(parent string) {
+	q.parent = 0
+	if parent == "" || q.Session == "" {
+		return
+	}
+	whole := q.Session
+	if !strings.HasPrefix(whole, parent+"/") {
+		whole = parent + "/" + whole
+	}
+	if len(whole) <= state.MaxSession {
+		q.Session, q.parent = whole, uint16(len(parent))
+	}
+}
+
+// Parent returns the session that this one is a child of, "" where it is none.
+func (q *Request) Parent() string { return q.Session[:min(int(q.parent), len(q.Session))] }
+
+// Affinity returns the session that a request without a prompt is routed by: the parent where there is one, so that a
+// child begins where its parent's cache is.
+func (q *Request) Affinity() string { return cmp.Or(q.Parent(), q.Session) }
 
 // State is the Router's part of the request.
 func (q *Request) State() *state.Request { return &q.state }

@@ -21,14 +21,14 @@ func Benchmark(b *testing.B, build func() policy.Policy) {
 				qs[i] = routertest.Request(4 * i)
 				r.Prepare(context.Background(), qs[i])
 			}
-			var booking router.Reservation
+			var held router.Reservation
 			i := 0
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := r.Reserve(context.Background(), qs[i%len(qs)], &booking, router.How{NoWait: true}); err != nil {
+				if err := r.Reserve(context.Background(), qs[i%len(qs)], &held, router.How{NoWait: true}); err != nil {
 					b.Fatal(err)
 				}
-				booking.Release()
+				held.Release()
 				i++
 			}
 		})

@@ -39,6 +39,7 @@ func checkEngine(c *enginesim.Config) error {
 type engineRun struct {
 	grpcserver.Config
 	kv      kvFlags
+	legs    legFlags
 	listen  string
 	grace   time.Duration
 	metrics string
@@ -54,6 +55,7 @@ func newEngine() *cobra.Command {
 	f := c.Flags()
 	addEngine(f, &r.Engine.Preset, &r.Engine.KVTokens)
 	r.kv.add(f)
+	r.legs.add(f)
 	f.StringVar(&r.listen, "listen", "", "the `address` to listen on, host:port; port 0 takes a free one")
 	f.Float64Var(&r.Speed, "speed", 1, "seconds of engine time in a second")
 	f.BoolVar(&r.EarlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
@@ -67,7 +69,7 @@ func newEngine() *cobra.Command {
 // run serves until the command is interrupted.
 func (r *engineRun) run(c *cobra.Command) error {
 	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.MaxOngoing, 0),
-		positive("speed", r.Speed), r.kv.check(), checkEngine(&r.Engine)); err != nil {
+		positive("speed", r.Speed), r.kv.check(), r.legs.check(), checkEngine(&r.Engine)); err != nil {
 		return err
 	}
 	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", r.listen)
@@ -75,6 +77,7 @@ func (r *engineRun) run(c *cobra.Command) error {
 		return err
 	}
 	r.KVEvents = r.kv.log()
+	r.Disaggregation = r.legs.disaggregation()
 	s, err := grpcserver.Start(lis, r.Config)
 	if err != nil {
 		return err
@@ -87,6 +90,9 @@ func (r *engineRun) run(c *cobra.Command) error {
 	defer stop()
 	fmt.Fprintf(c.OutOrStdout(), "%s engine with %d tokens of KV cache, %g times real time, listens on %s\n",
 		r.Engine.Preset, r.Engine.KVTokens, r.Speed, s.Addr())
+	if r.Disaggregation != nil {
+		fmt.Fprintf(c.OutOrStdout(), "role %s, bootstrap address %s, engine id %s\n", r.legs.role, s.KVAddr(), s.KVEngineID())
+	}
 	if where != "" {
 		fmt.Fprintf(c.OutOrStdout(), "KV events on %s\n", where)
 	}

@@ -103,6 +103,8 @@ func TestMistakes(t *testing.T) {
 		{[]string{"engine", "--listen", ":99999"}, []string{"--listen", "host:port"}},
 		{[]string{"engine", "--listen", ":0", "--speed", "0"}, []string{"--speed"}},
 		{[]string{"engine", "--listen", ":0", "--max-ongoing", "-1"}, []string{"--max-ongoing"}},
+		{[]string{"engine", "--listen", ":0", "--role", "router"}, []string{"--role", `"router"`, "prefill, decode"}},
+		{[]string{"engine", "--listen", ":0", "--role", "decode", "--kv-connector", "x"}, []string{"--kv-connector", "mooncake"}},
 		{[]string{"replay"}, []string{"--trace", "required"}},
 		{[]string{"replay", "--trace", trace, "--format", "csv", "--target", "h:1"}, []string{"--format", `"csv"`, "mooncake, text"}},
 		{[]string{"replay", "--trace", "/nowhere", "--format", "text", "--target", "h:1"}, []string{"--trace", "/nowhere"}},

@@ -12,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/sim"
+	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -31,6 +32,8 @@ type simulate struct {
 	perSecond float64
 	load      float64
 	seeds     int
+	roles     map[string]int
+	splits    []string
 }
 
 func newSim() *cobra.Command {
@@ -75,6 +78,10 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 		"overlay this `number` of copies of the trace that share nothing but its block 0: more load with the same "+
 			"think times")
 	f.IntVar(&s.Replicas, "replicas", 16, "`number` of engines")
+	f.StringToIntVar(&s.roles, "roles", nil,
+		"`numbers` of engines that only prefill, and that do not prefill for others, as in prefill=6,decode=10")
+	f.StringSliceVar(&s.splits, "split", []string{baseline.SplitCost},
+		"with --roles: the `rules` that decide which requests two engines share: "+strings.Join(baseline.Splits, ", "))
 	f.IntVar(&s.Clients, "clients", 1, "`number` of clients, each with a Router of its own")
 	f.StringSliceVar(&s.policies, "policies",
 		[]string{"round_robin", "power_of_two_choices", "least_tokens", policy.Default},
@@ -95,6 +102,9 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 	f.Float64Var(&s.perSecond, "rate", 0, "`requests` per second of a generated workload; 0 = by --load")
 	f.Float64Var(&s.load, "load", 0.7, "part of the fleet's capacity to use; found by a search, and remembered")
 	f.DurationVar(&s.traffic.Jitter, "jitter", 3*time.Second, "delay every request of the trace by up to this `time` at random")
+	f.BoolVar(&s.traffic.ToolGaps, "tool-gaps", false,
+		"the sessions of the trace start at random, and their requests come after the gaps of agents' tools: "+
+			"86.5 % up to 1 s, 95.1 % up to 10 s")
 	f.DurationVar(&s.WarmUp, "warmup", 300*time.Second, "do not measure the requests of this first `time`")
 	f.DurationVar(&s.Targets.TTFT, "good-ttft", drive.GoodTTFT,
 		"a request is good if its first token comes within this `time`, and…")
@@ -145,6 +155,9 @@ func (s *simulate) check(c *cobra.Command) error {
 	if s.Engines, err = s.engines.check(); err != nil {
 		return err
 	}
+	if err := s.checkRoles(set("split")); err != nil {
+		return err
+	}
 	if s.trace == "" {
 		if s.traffic.Workload.Duration <= s.WarmUp {
 			return usagef("--duration: %v is not more than the warm-up of %v", s.traffic.Workload.Duration, s.WarmUp)
@@ -158,6 +171,35 @@ func (s *simulate) check(c *cobra.Command) error {
 	return nil
 }
 
+// checkRoles sees to it that there are such roles, and such rules for them.
+func (s *simulate) checkRoles(split bool) error {
+	for role := range s.roles {
+		if err := oneOf("roles", role, []string{policy.RolePrefill, policy.RoleDecode}); err != nil {
+			return err
+		}
+	}
+	s.Prefill, s.Decode = s.roles[policy.RolePrefill], s.roles[policy.RoleDecode]
+	switch {
+	case split && len(s.roles) == 0:
+		return usagef("--split: it goes with --roles")
+	case len(s.splits) == 0:
+		return usagef("--split: none is named")
+	}
+	for _, name := range s.policies {
+		config := s.Config
+		config.Channel.Policy.Name = name
+		if err := config.Check(); err != nil && s.roles != nil {
+			return usagef("--roles: %w", err)
+		}
+	}
+	for _, rule := range s.splits {
+		if err := oneOf("split", rule, baseline.Splits); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // checkSource sees to it that there is one workload, with the flags that belong to it.
 func (s *simulate) checkSource(c *cobra.Command) error {
 	set := c.Flags().Changed
@@ -165,7 +207,7 @@ func (s *simulate) checkSource(c *cobra.Command) error {
 	case s.trace != "" && s.traffic.Workload.Name != "":
 		return usagef("--trace, --workload: give one of them")
 	case s.traffic.Workload.Name != "":
-		for _, name := range []string{"format", "rate-scale", "jitter", "copies"} {
+		for _, name := range []string{"format", "rate-scale", "jitter", "copies", "tool-gaps"} {
 			if set(name) {
 				return usagef("--%s: it goes with --trace", name)
 			}

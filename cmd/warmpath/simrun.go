@@ -60,7 +60,8 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*report.Report, e
 	}
 	rep := &report.Report{Title: s.title(), Subject: s.subject()}
 	rep.Replicas, rep.Clients = s.Replicas, s.Clients
-	seeds := make([][]*drive.Result, len(s.policies))
+	runs := s.runs()
+	seeds := make([][]*drive.Result, len(runs))
 	for k := range s.seeds {
 		seed := s.Seed + uint64(k)
 		rs, err := s.traffic.Requests(rate, seed)
@@ -76,8 +77,8 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*report.Report, e
 			fmt.Fprintf(c.ErrOrStderr(), "%s\n", rep.Facts[0].Value)
 		}
 		prompts := sim.NewPrompts(rs)
-		for i, name := range s.policies {
-			res, err := s.policy(ctx, c, prompts, len(rs), name, seed)
+		for i, one := range runs {
+			res, err := s.policy(ctx, c, prompts, len(rs), one, seed)
 			if err != nil {
 				return nil, err
 			}
@@ -94,18 +95,37 @@ func (s *simulate) run(ctx context.Context, c *cobra.Command) (*report.Report, e
 	return rep, nil
 }
 
+// a policyRun is one row: a policy, and what decides which requests are split.
+type policyRun struct{ policy, split, name string }
+
+// runs are the rows: every policy with every rule.
+func (s *simulate) runs() (all []policyRun) {
+	for _, policy := range s.policies {
+		for _, split := range s.splits {
+			name := policy
+			if len(s.roles) > 0 {
+				name += " " + split
+			}
+			all = append(all, policyRun{policy, split, name})
+		}
+	}
+	return all
+}
+
 // policy measures one policy with one seed.
-func (s *simulate) policy(ctx context.Context, c *cobra.Command, prompts *sim.Prompts, n int, name string,
+func (s *simulate) policy(ctx context.Context, c *cobra.Command, prompts *sim.Prompts, n int, one policyRun,
 	seed uint64) (*drive.Result, error) {
+	name := one.name
 	p := newProgress(c.ErrOrStderr(), name, n)
 	start := time.Now()
 	config := s.Config
-	config.Channel.Policy.Name, config.Seed, config.Progress = name, seed, p.show
+	config.Channel.Policy.Name, config.Split, config.Seed, config.Progress = one.policy, one.split, seed, p.show
 	res, err := sim.Run(ctx, prompts, config)
 	if err != nil {
 		return nil, err
 	}
 	p.finish()
+	res.Policy = name
 	fmt.Fprintf(c.ErrOrStderr(), "%s, seed %d: done in %.1f s, %.1f %% cached, first token after %.0f ms\n",
 		name, seed, time.Since(start).Seconds(), 100*res.CachedTokenRatio, res.TTFT.Mean)
 	return res, nil

@@ -107,5 +107,6 @@ func Message(a policy.Attributes) *warmpathv1.Replica {
 		MaxOngoingRequests: uint32(max(a.MaxOngoing, 0)), Models: a.Models, Adapters: a.Adapters,
 		Ranks: uint32(max(a.Ranks, 0)), Draining: a.Draining, Instance: a.Instance, Stats: a.Stats,
 		KvEvents: a.KVEvents, KvEventsReplay: a.KVEventsReplay,
+		Role: a.Role, Pair: a.Pair, KvBootstrap: a.KVBootstrap, KvEngineId: a.KVEngineID,
 	}
 }

@@ -85,7 +85,13 @@ func (a *Attempts) again(err error) error {
 		return c.key.refusal()
 	}
 	last := a.last()
+	if lost := c.legs.failure(); lost != nil {
+		err, last = lost, c.legs.lost()
+	}
 	why := causeOf(err, &last)
+	if why == final && c.legs.broke(err) {
+		why = broken
+	}
 	if why == final || a.single {
 		return err
 	}
@@ -129,6 +135,7 @@ func (a *Attempts) last() attempt {
 // does not count.
 func (a *Attempts) next() {
 	c := a.call
+	c.legs.finish()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reserved.drop(&c.key.request)
@@ -140,6 +147,7 @@ func (a *Attempts) next() {
 	}
 	if !c.outcome.last.Full {
 		router.NextAttempt(&c.key.request, c.outcome.last.Replica)
+		c.legs.avoid(&c.key.request)
 	}
 	c.outcome.last = attempt{}
 }
@@ -166,7 +174,7 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 			return err
 		}
 	}
-	if int(a.failed) >= a.call.handle.bound.Load().Config.MaxAttempts || a.sent > 1 || a.rejected > 1 {
+	if int(a.failed) >= a.call.handle.bound.Load().Config.MaxAttempts || a.sent > 1 && !a.call.split || a.rejected > 1 {
 		return err
 	}
 	if !a.retry() {
@@ -227,7 +235,7 @@ func (a *Attempts) retriedElsewhere() bool {
 func (a *Attempts) Limit() time.Duration {
 	c := a.call
 	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
-	if limit > 0 && (a.sent > 0 || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere()) {
+	if limit > 0 && (a.sent > 0 || c.legs != nil || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere()) {
 		limit = 0
 	}
 	return limit

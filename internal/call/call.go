@@ -16,26 +16,21 @@ import (
 	"sync"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/balancer"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/fault"
-	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
-	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // A Call is one call of the application, from the interceptor to the end of its last attempt. It is the context of its
-// attempts, so that a picker finds it. An attempt passes five stages, in the order of this file:
+// attempts, so that a picker finds it. An attempt passes five stages, four in the order of this file, the last in
+// outcome.go:
 //
 //	key       what the policy may look at, from the message and the metadata
 //	admit     is it sent at all: a prompt where one is required, and none in quarantine
@@ -60,15 +55,20 @@ type Call struct {
 	mu       sync.Mutex
 	busy     bool // a reservation is being made, or an attempt is at gRPC
 	ended    bool
-	bare     bool // there is no interceptor: the call is one attempt
-	shared   bool // there was another attempt at the same time, so messages are of either
-	inside   bool // an interceptor inside repeats attempts
-	late     bool // the attempt under way is given up because its first message is late
-	repeats  int8 // attempts that were sent and repeated inside one pass of the retry loop, up to 2
-	rank     int  // one more than the data-parallel rank that goes into the attempt's message, 0 = none
+	bare     bool  // there is no interceptor: the call is one attempt
+	shared   bool  // there was another attempt at the same time, so messages are of either
+	inside   bool  // an interceptor inside repeats attempts
+	late     bool  // the attempt under way is given up because its first message is late
+	leg      bool  // it is the prefill leg of another Call
+	split    bool  // an attempt was sent in two legs
+	pending  bool  // the outcome is still to be reported
+	repeats  int8  // attempts that were sent and repeated inside one pass of the retry loop, up to 2
+	resumed  int8  // attempts that went on with a stream whose replica died
+	rank     int16 // one more than the data-parallel rank that goes into the attempt's message, 0 = none
 	reserved reservation
 	outcome  outcome
 	outrun   *policy.Replica // of an earlier attempt that was given up as late; nil = none
+	legs     *legs           // of the attempt, or those that it is one of; nil = it is served whole. The call's goroutine sets it
 }
 
 // Start begins a call of a method in memory that the interceptor has, which must be zero. It returns false where the
@@ -93,8 +93,13 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	if outer != nil && route != nil {
 		route = h.routeOf(outer, route)
 	}
-	if c.given = route; route != nil && route.Report != nil {
-		*route.Report = telemetry.NoReport // over that of an earlier call
+	if c.given = route; route != nil {
+		if route.Report != nil {
+			*route.Report = telemetry.NoReport // over that of an earlier call
+		}
+		if route.of != nil {
+			route.of.uses(h)
+		}
 	}
 	c.route = route
 	return true
@@ -184,6 +189,9 @@ func (c *Call) Claim(
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.busy || c.ended && !c.bare {
+		if c.leg {
+			return c, false, errLegs
+		}
 		c.shared = true
 		c = c.extra(route)
 		c.mu.Lock()
@@ -235,7 +243,8 @@ func (c *Call) extra(route *Route) *Call {
 func (c *Call) reroute(r *Route) {
 	old := c.route
 	c.route = r
-	if old != nil && r != nil && r.Session == old.Session && r.Pin == old.Pin && slices.Equal(r.Exclude, old.Exclude) {
+	if old != nil && r != nil && r.Session == old.Session && r.parent == old.parent && r.Pin == old.Pin &&
+		slices.Equal(r.Exclude, old.Exclude) {
 		return // as before, but for where it is reported
 	}
 	c.reserved.drop(&c.key.request)
@@ -264,7 +273,16 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 			return errUnasked
 		}
 	}
-	if err := b.Router.Reserve(ctx, &c.key.request, &c.reserved.held, router.How{NoWait: true}); err != nil {
+	how := router.How{NoWait: true, PairOnly: b.pairOnly(&c.key.request)}
+	if c.legs != nil {
+		if how.From = c.legs.from(); c.leg || how.From == nil {
+			return errLegs
+		}
+	}
+	if err := b.Router.Reserve(ctx, &c.key.request, &c.reserved.held, how); err != nil {
+		if how.From != nil {
+			return errLegs
+		}
 		if err == router.ErrFull {
 			c.outcome.last.Full, c.reserved.full = true, b
 		}
@@ -296,6 +314,7 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 	if c.route != nil && c.route.Report != nil {
 		*c.route.Report = telemetry.Report{
 			Replica:       d.Replica.ID,
+			Prefill:       c.legs.replica(),
 			Address:       d.Replica.Address,
 			Policy:        b.Policy,
 			Reason:        d.Reason,
@@ -306,6 +325,7 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 			Load:          d.Load,
 			Queued:        d.Queued,
 			Attempts:      q.Attempt(),
+			Resumed:       int(c.resumed),
 			Usage:         policy.NoUsage,
 		}
 	}
@@ -313,140 +333,3 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 
 // Decision is that of the reservation.
 func (c *Call) Decision() *policy.Decision { return &c.reserved.held.Decision }
-
-// Finished is the picker's Done: the attempt has ended. The Router gets what the replica reported in the trailer: its
-// load, or how full it was when it refused. The zero DoneInfo is that of an attempt that was not made after all.
-func (c *Call) Finished(info balancer.DoneInfo) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.busy = false
-	if info.Err != nil && c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
-		c.reserved.binding.broke(&c.handle.quarantine, &c.outcome.last, info.Err, 0, false)
-	}
-	held := &c.reserved.held
-	report, refused := refusal(info)
-	if refused {
-		held.Refused(report)
-	} else {
-		held.Release()
-		if raw := info.Trailer[warmpathv1.TrailerLoad]; len(raw) > 0 {
-			held.Router().Report(held.Decision.Replica.ID, loadprobe.ParseOrca([]byte(raw[0])))
-		}
-	}
-	if !info.BytesSent && info.Err == nil {
-		c.reserved.giveBack(&c.key.request)
-		c.outcome.last = attempt{} // the connection was gone before anything happened
-		return
-	}
-	o := &c.outcome
-	o.last.Refused = refused
-	o.last.ended(info)
-	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
-	o.pending = true
-	if info.Err != nil {
-		if c.late && o.result.Fault != state.NoFault {
-			o.result.Fault = state.Late
-		}
-		c.abort(info)
-	}
-	// The usage in a unary answer is read after this, inside Invoke. Of the others the end is known now: what a server has
-	// reserved must not last through a backoff.
-	if c.key.request.Answer != state.AnswerWhole || info.Err != nil || c.ended {
-		c.complete()
-	}
-}
-
-// abort has the engine of an attempt stop, where the call was cancelled and the engine does not stop by itself. Called
-// with mu held.
-func (c *Call) abort(info balancer.DoneInfo) {
-	b, code := c.reserved.binding, status.Code(info.Err)
-	if c.key.abort == "" || !info.BytesSent || b.Abort == nil ||
-		code != codes.Canceled && code != codes.DeadlineExceeded ||
-		c.Context.Err() == nil && !c.late { // the status is the replica's own
-		return
-	}
-	ctx := context.WithoutCancel(c.Context)
-	b.Abort(ctx, c.Decision().Replica.ID, b.dialect(&c.key.request).Abort(), c.key.abort, func(how string) {
-		b.Telemetry.Count(ctx, telemetry.Aborts, b.Policy, how)
-	})
-}
-
-// FirstMessage is called when the first response message has come: no other attempt follows, and the message and the
-// prompt in it are forgotten. It reports whether messages may have usage.
-func (c *Call) FirstMessage() (usage bool) {
-	h := c.handle
-	if !h.ever.Load() {
-		h.warnUnbound(c)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.Attempts.free()
-	b := c.reserved.binding
-	if q := &h.quarantine; b != nil && q.held.Load() > 0 {
-		if prompt, ok := c.key.prompt(b); ok {
-			q.clear(prompt) // a replica has answered it
-		}
-	}
-	c.key.msg = nil
-	router.DropPrompt(&c.key.request)
-	if b == nil {
-		return false
-	}
-	if !c.shared {
-		c.reserved.server.Prefilled()
-		o := &c.outcome
-		o.result.FirstMessage = c.reserved.held.Answered()
-		if o.result.FirstMessage == 0 && o.began > 0 {
-			o.result.FirstMessage = time.Since(started) - o.began
-		}
-		if c.outrun != nil && o.result.FirstMessage <= time.Duration(b.Config.FirstTokenTimeout) {
-			b.Router.Health.Outrun(c.outrun)
-		}
-		c.outrun = nil
-	}
-	return b.dialect(&c.key.request).HasUsage()
-}
-
-// ReadUsage reads the token counts in a response message, where messages may have them.
-func (c *Call) ReadUsage(msg any) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.reserved.binding.dialect(&c.key.request).Usage(&c.outcome.result.Usage, msg)
-}
-
-// End is called once by the interceptor after the last attempt: the call's context ends, what was not used is released,
-// and the outcome is reported. Where a call ends while its stream is being opened, it is called again after that.
-func (c *Call) End() {
-	if c.cancel != nil {
-		c.cancel()
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.Attempts.free()
-	c.ended = true
-	c.reserved.drop(&c.key.request)
-	c.complete()
-}
-
-// complete reports the outcome of the last reservation, once. Called with mu held.
-func (c *Call) complete() {
-	if !c.outcome.pending {
-		return
-	}
-	c.outcome.pending = false
-	b, d, usage := c.reserved.binding, c.Decision(), c.outcome.result.Usage
-	if c.shared {
-		c.outcome.result.Usage = policy.NoUsage
-	}
-	c.reserved.server.Released(&c.outcome.result)
-	c.reserved.server = nil
-	b.Router.Complete(&c.key.request, *d, c.outcome.result)
-	if c.outcome.result.Fault != state.NoFault {
-		telemetry.Ejected(trace.SpanFromContext(c.Context), b.Router, d.Replica)
-	}
-	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, &c.outcome.result)
-	if c.route != nil && c.route.Report != nil {
-		c.route.Report.Usage = usage
-	}
-	c.outcome.result = policy.Outcome{Usage: usage}
-}

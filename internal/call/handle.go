@@ -68,6 +68,8 @@ type Handle struct {
 	bound      atomic.Pointer[Binding]
 	budget     budget
 	quarantine quarantine
+	resumable  atomic.Int64    // bytes that streams which may go on elsewhere keep
+	ends       requestkey.Ends // of outputs
 
 	ever            atomic.Bool // a balancer has met this handle
 	unread, unbound sync.Once   // warnings: prompts cannot be read; calls do not reach the balancer

@@ -45,9 +45,17 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 	q := &k.request
 	k.filled, k.uses = true, k.uses|b.Uses
 	b.ReadMetadata(ctx, r, q)
-	if k.msg == nil {
-		return
+	if k.msg != nil {
+		k.read(h, b)
 	}
+	if q.Session == "" && q.Prompt.Empty() && b.Uses&policy.UsesSession != 0 && b.SessionKeys != nil {
+		b.SessionKeys.Agent(ctx, q)
+	}
+}
+
+// read takes the key from the message.
+func (k *key) read(h *Handle, b *Binding) {
+	q := &k.request
 	m, named := b.dialect(q), q.ID != "" // by the metadata
 	if err := m.Request(q, k.uses, k.msg); err != nil {
 		h.warnUnread(q.Method, err)
@@ -141,6 +149,9 @@ type Route struct {
 	Exclude []string
 	// bare is the request key of a call of which only this is known. Read only.
 	bare policy.Request
+	// parent is that of the session, and of the session itself where the application has one; nil = it has not.
+	parent string
+	of     *Session
 	// Report is filled with the decision of the call, where the application asked for it.
 	Report *telemetry.Report
 	// call is the one under way where an interceptor inside changed the route. set
@@ -178,6 +189,7 @@ func (r *Route) changed(change func(*Route)) *Route {
 func (r *Route) apply(q *policy.Request) {
 	if r != nil {
 		q.Session, q.Pin, q.Exclude = requestkey.Session(r.Session), r.Pin, r.Exclude
+		q.SetParent(r.parent)
 	}
 }
 
@@ -233,8 +245,8 @@ func From(ctx context.Context) (*Call, *Route) {
 	return nil, nil
 }
 
-// A requestCodec encodes the request message of a call for each attempt. It appends the data-parallel rank of the
-// attempt: of a repeated scalar the last one counts. A message that can be encoded only once it keeps until no
+// A requestCodec encodes the request message of a call for each attempt. It appends the patch of the attempt, such as
+// its data-parallel rank. A message that can be encoded only once it keeps until no
 // attempt follows: gRPC frees what a codec returns when it has sent it, and a codec may return memory of the message
 // itself.
 type requestCodec struct {
@@ -259,16 +271,46 @@ func (r *requestCodec) Marshal(m any) (out mem.BufferSlice, err error) {
 	c := r.call
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err != nil || c.rank == 0 || r.Name() != encodingproto.Name { // of another encoding the end is not known
+	if err != nil || r.Name() != encodingproto.Name { // of another encoding the end is not known
 		return out, err
 	}
-	if d := c.reserved.binding.dialect(&c.key.request); d.TakesRank() && !d.HasRank(m) {
-		out = append(slices.Clip(out), mem.SliceBuffer(d.EncodedRank(c.rank-1)))
+	if patch := c.patch(m); len(patch) > 0 {
+		out = append(slices.Clip(out), mem.SliceBuffer(patch))
 	}
 	return out, nil
 }
 
-// kept returns the message that can be encoded only once.
+// patch is what the attempt at gRPC appends to the encoded request message. Called with mu held.
+func (c *Call) patch(m any) (patch []byte) {
+	if c.rank != 0 {
+		if d := c.reserved.binding.dialect(&c.key.request); d.TakesRank() && !d.HasRank(m) {
+			patch = d.PatchRank(patch, int(c.rank)-1)
+		}
+	}
+	if level := c.key.request.Priority; level != 0 && c.reserved.binding != nil {
+		patch = c.reserved.binding.dialect(&c.key.request).PatchPriority(patch, level, m)
+	}
+	if c.legs != nil {
+		patch = c.legs.patch(patch, c.leg)
+	}
+	return patch
+}
+
+// patches reports whether attempts of a request may append something to its message.
+func (b *Binding) patches(ctx context.Context, q *policy.Request) bool {
+	return b == noBinding || b.Ranks && b.dialect(q).TakesRank() || b.splits(q) ||
+		b.dialect(q).TakesPriority() && len(metadata.ValueFromOutgoingContext(ctx, b.PriorityKey)) > 0
+}
+
+// keep encodes the message, which is then encoded only once.
+func (r *requestCodec) keep() error {
+	r.once = true
+	data, err := r.kept()
+	data.Free()
+	return err
+}
+
+// kept returns the message that is encoded only once.
 func (r *requestCodec) kept() (mem.BufferSlice, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -301,9 +343,8 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 	default:
 		once = true
 	}
-	// The rank is written when gRPC encodes the message, since only then the replica is certain.
-	b := c.handle.bound.Load()
-	if !once && b != noBinding && !(b.Ranks && b.dialect(&c.key.request).TakesRank()) {
+	// A patch is appended when gRPC encodes the message, since only then the replica is certain.
+	if !once && !c.handle.bound.Load().patches(c.Context, &c.key.request) {
 		return o.Attempts
 	}
 	a.codec = &requestCodec{CodecV2: o.codec, call: c, msg: msg, once: once}
@@ -396,7 +437,7 @@ func (c *Call) RankMetadata(ctx context.Context) metadata.MD {
 		return nil
 	}
 	if m.TakesRank() {
-		c.rank = rank + 1
+		c.rank = int16(rank) + 1
 	}
 	return metadata.MD{warmpathv1.MetadataDataParallelRank: {strconv.Itoa(rank)}}
 }

@@ -10,17 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/router/load"
-	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // A reservation is the replica that is reserved for an attempt: in the channel's Router, and at a look-aside server
@@ -54,7 +49,10 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 			b.Probe(c, q)
 			probed = time.Since(asks)
 		}
-		switch err := b.Router.Reserve(c, q, &r.held, router.How{Backoff: backoff}); err {
+		switch err := r.inLegs(c, b, func(ctx context.Context, how router.How) error {
+			how.Backoff = backoff
+			return b.Router.Reserve(ctx, q, &r.held, how)
+		}); err {
 		case nil:
 		case router.ErrNotConnected, router.ErrClosed:
 			return nil
@@ -124,16 +122,16 @@ const (
 // ask has the look-aside server decide, and reserves the replica that it names. It returns false where the local policy
 // is to decide. Where only the server may, and the replica cannot be used from here, it is asked again: without that
 // one, and without those that are not connected, which the server cannot see. The error is a gRPC status.
-func (r *reservation) ask(ctx context.Context, b *Binding, m *Central, q *policy.Request) (made bool, err error) {
+func (r *reservation) ask(c *Call, b *Binding, m *Central, q *policy.Request) (made bool, err error) {
 	if len(b.Router.View().Connected()) == 0 {
 		return false, nil // only gRPC can help
 	}
-	b.Router.Prepare(ctx, q)
+	b.Router.Prepare(c, q)
 	own := q.Exclude
 	defer func() { q.Exclude = own }()
 	for asked := 1; ; asked++ {
 		var named string
-		if named, err = r.askOnce(ctx, b, m, q); err == nil {
+		if named, err = r.askOnce(c, b, m, q); err == nil {
 			return true, nil
 		}
 		if errors.Is(err, router.ErrClosed) {
@@ -150,8 +148,8 @@ func (r *reservation) ask(ctx context.Context, b *Binding, m *Central, q *policy
 		}
 	}
 	switch {
-	case ctx.Err() != nil:
-		return false, status.FromContextError(ctx.Err()).Err()
+	case c.Err() != nil:
+		return false, status.FromContextError(c.Err()).Err()
 	case m.Closed:
 		return false, status.Errorf(codes.Unavailable,
 			"warmpath: the look-aside server does not decide, and mode is central_only: %v", err)
@@ -160,20 +158,29 @@ func (r *reservation) ask(ctx context.Context, b *Binding, m *Central, q *policy
 }
 
 // askOnce reserves what the server answers. The replica is the one that it named, also where that cannot be reserved.
-func (r *reservation) askOnce(
-	ctx context.Context, b *Binding, m *Central, q *policy.Request,
-) (named string, err error) {
-	a, err := m.Desk.Ask(ctx, m.Deadline, q, b.Router.PromptHashes(q))
-	if err != nil {
-		return "", err
-	}
-	how := router.How{Assigned: &router.Assigned{Replica: a.Replica, Decision: a.Decision}}
-	if err := b.Router.Reserve(ctx, q, &r.held, how); err != nil {
-		a.Reservation.Released(nil)
-		return a.Replica, err
-	}
-	r.server = a.Reservation
-	return a.Replica, nil
+func (r *reservation) askOnce(c *Call, b *Binding, m *Central, q *policy.Request) (named string, err error) {
+	err = r.inLegs(c, b, func(ctx context.Context, how router.How) error {
+		legs := lookaside.Legs{Pair: how.Prefill != nil, Only: how.PairOnly}
+		if how.From != nil {
+			legs.From = how.From.ID
+		}
+		a, err := m.Desk.Ask(ctx, m.Deadline, m.Closed, q, b.Router.PromptHashes(q), legs)
+		if err != nil {
+			return err
+		}
+		named = a.Replica
+		how.Assigned = &router.Assigned{Replica: a.Replica, Decision: a.Decision}
+		if a.Prefill != "" {
+			how.Assigned.Prefill = &router.Assigned{Replica: a.Prefill, Decision: a.PrefillDecision}
+		}
+		if err := b.Router.Reserve(ctx, q, &r.held, how); err != nil {
+			a.Reservation.Released(nil)
+			return err
+		}
+		r.server = a.Reservation
+		return nil
+	})
+	return named, err
 }
 
 // Status turns an error of the Router into a gRPC status that names what to change.
@@ -211,6 +218,8 @@ func Explain(err error, q *policy.Request, v policy.View) error {
 			causes["excluded by the call"]++
 		case r.Draining:
 			causes["draining"]++
+		case r.Role == policy.RolePrefill, r.Role != "" && q.State().PairOnly:
+			causes["for requests in two legs only"]++
 		default:
 			causes[fmt.Sprintf("without the model %q", q.Model)]++
 		}
@@ -220,69 +229,4 @@ func Explain(err error, q *policy.Request, v policy.View) error {
 		why += fmt.Sprintf(", %d %s", causes[cause], cause)
 	}
 	return fmt.Errorf("%w: %s", err, why)
-}
-
-// An outcome is how the last attempt went. Call.mu guards it.
-type outcome struct {
-	last    attempt
-	result  policy.Outcome // of the last reservation, with the usage in the messages
-	pending bool           // it is still to be reported
-	began   time.Duration  // since started, where the Router does not measure how long the first message takes; else 0
-}
-
-// started is when the program started.
-var started = time.Now()
-
-// An attempt is what the retry loop looks at.
-type attempt struct {
-	Replica *policy.Replica // nil when none was picked
-	Full    bool            // the channel's picker found every replica full
-	Refused bool            // the replica refused the request with warmpath's trailer since it is full
-
-	// How it ended; zero = it has not.
-	BytesSent     bool
-	BytesReceived bool // something of an answer came, headers at least
-	statusAlone   bool // the replica answered with a status in place of headers and messages
-	Err           error
-
-	breaks uint64 // of connections, before it began
-}
-
-// ended notes how the attempt ended. An answer without headers and messages has its content type in the trailer.
-func (a *attempt) ended(i balancer.DoneInfo) {
-	a.Err, a.BytesSent, a.BytesReceived = i.Err, i.BytesSent, i.BytesReceived
-	a.statusAlone = len(i.Trailer["content-type"]) > 0
-}
-
-// NoteQuick records a quick pick. It builds a decision only where that is observed.
-func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
-	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
-		d := policy.To(r, why)
-		b.Telemetry.Decided(attempt, nil, b.Policy, q, &d)
-	}
-}
-
-// FailedQuick ends the quick reservation of a failed attempt, and gives the Router what the replica reported if it
-// refused.
-func FailedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo) {
-	if report, ok := refusal(done); ok {
-		r.Refused(replica, report)
-		return
-	}
-	r.Release(replica)
-}
-
-// refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
-// and so may one that names no bound.
-func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {
-	if done.Err == nil {
-		return load.Report{}, false
-	}
-	raw := done.Trailer[warmpathv1.TrailerRejection]
-	var r warmpathv1.Rejection
-	if len(raw) == 0 || status.Code(done.Err) != codes.ResourceExhausted ||
-		proto.Unmarshal([]byte(raw[0]), &r) != nil || r.GetMaxOngoing() == 0 {
-		return load.Report{}, false
-	}
-	return load.Report{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
 }

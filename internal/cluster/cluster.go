@@ -36,6 +36,17 @@ type Embed struct {
 	// Routes are the other servers, nats://host:port; one of them suffices, and a host may stand for all of them. With
 	// nats://user:password@host:port the servers require that of each other.
 	Routes []string `json:"routes,omitempty"`
+	// TLS secures the routes; none = they are in plaintext.
+	TLS *TLS `json:"tls,omitempty"`
+}
+
+// TLS is what a server shows the others of its cluster, and requires of them: a certificate that the authority has
+// signed, which both sides show and whose name is the host of the route. All fields are files in PEM. A changed pair
+// counts for the next connection, a changed authority after a restart.
+type TLS struct {
+	CA   string `json:"ca,omitempty"`
+	Cert string `json:"cert,omitempty"`
+	Key  string `json:"key,omitempty"`
 }
 
 // Validate checks every field. The error names it.
@@ -58,6 +69,9 @@ func (c *Config) Validate() error {
 		if u, err := url.Parse(r); err != nil || u.Port() == "" {
 			return fmt.Errorf("nats.embed.routes[%d]: want nats://host:port", i)
 		}
+	}
+	if t := n.Embed.TLS; t != nil && (t.CA == "" || t.Cert == "" || t.Key == "") {
+		return errors.New("nats.embed.tls: want all of ca, cert and key")
 	}
 	return nil
 }

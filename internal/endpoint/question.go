@@ -35,13 +35,15 @@ const (
 
 // Question is the request for a replica, without a deployment and a mode. Its prompt aliases the body.
 func (c *Call) Question(sessions *requestkey.SessionKeys) (*warmpathv1.ChooseReplicaRequest, BodyState, error) {
-	k := policy.Request{Session: sessions.In(c.Headers)}
+	var k policy.Request
+	sessions.In(c.Headers, &k)
 	if ids := c.Headers("x-request-id"); len(ids) > 0 {
 		k.ID = routerstate.SessionKey(ids[0])
 	}
 	state, err := c.read(&k)
 	key := &warmpathv1.RequestKey{
-		RequestId: routerstate.SessionKey(k.ID), Session: k.Session, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,
+		RequestId: routerstate.SessionKey(k.ID), Session: k.Session,
+		ParentSession: k.Parent(), SessionFinal: k.State().Final, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,
 	}
 	switch p := &k.Prompt; {
 	case len(p.Tokens) > 0:

@@ -12,5 +12,6 @@ func FromMessage(m *warmpathv1.Replica) policy.Attributes {
 		Weight: m.GetWeight(), MaxOngoing: int(m.GetMaxOngoingRequests()), Models: m.GetModels(), Adapters: m.GetAdapters(),
 		Ranks: int(m.GetRanks()), Draining: m.GetDraining(), Instance: m.GetInstance(), Stats: m.GetStats(),
 		KVEvents: m.GetKvEvents(), KVEventsReplay: m.GetKvEventsReplay(),
+		Role: m.GetRole(), Pair: m.GetPair(), KVBootstrap: m.GetKvBootstrap(), KVEngineID: m.GetKvEngineId(),
 	}
 }

@@ -29,6 +29,17 @@ func Authority(r policy.Attributes) string {
 	return net.JoinHostPort(host, port)
 }
 
+// bootstrapPort is where SGLang's bootstrap server listens.
+const bootstrapPort = "8998"
+
+// Bootstrap returns where a replica's KV blocks are asked for: its kv_bootstrap, else its host with the usual port.
+func Bootstrap(r policy.Attributes) string {
+	if host, _, err := net.SplitHostPort(r.Address); r.KVBootstrap == "" && err == nil {
+		return net.JoinHostPort(host, bootstrapPort)
+	}
+	return r.KVBootstrap
+}
+
 // ParseList reads a fleet written in one line: entries separated by commas, each
 // host:port or id=host:port.
 func ParseList(list string) ([]policy.Attributes, error) {
@@ -92,6 +103,9 @@ func Settle(r *policy.Attributes) error {
 // settle checks one replica, fills in its defaults and names the field at fault.
 func settle(r *policy.Attributes) (field string, err error) {
 	r.ID = cmp.Or(r.ID, r.Address)
+	if r.Role == "both" {
+		r.Role = ""
+	}
 	for _, check := range []struct {
 		field string
 		err   error
@@ -104,6 +118,10 @@ func settle(r *policy.Attributes) (field string, err error) {
 		{"ranks", want(r.Ranks >= 0 && r.Ranks <= maxRanks, "%d is not between 0 and %d", r.Ranks, maxRanks)},
 		{"kv_events_replay", want(r.KVEventsReplay == "" || r.KVEvents != "", "there is no kv_events")},
 		{"instance", want(len(r.Instance) <= maxID, "longer than %d bytes", maxID)},
+		{"role", checkRole(r.Role)},
+		{"pair", checkID(r.Pair)},
+		{"kv_bootstrap", checkAddress(Bootstrap(*r))},
+		{"kv_engine_id", checkID(r.KVEngineID)},
 		{"models", checkNames(r.Models)},
 		{"adapters", checkNames(r.Adapters)},
 	} {

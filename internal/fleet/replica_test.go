@@ -15,6 +15,7 @@ var fullFleet = []policy.Attributes{
 		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z1", Node: "n1", Weight: 1.5,
 		MaxOngoing: 64, Models: []string{"m"}, Adapters: []string{"x", "z"},
 		KVEvents: "tcp://10.0.0.1:5557", KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4, Draining: true,
+		Role: policy.RolePrefill, Pair: "r7/tp4/nixl", KVBootstrap: "10.0.0.1:9000", KVEngineID: "e1",
 	},
 	{ID: "[2001:db8::1]:50051", Address: "[2001:db8::1]:50051"},
 }
@@ -67,4 +68,19 @@ func TestSettleLeavesEvents(t *testing.T) {
 	r := policy.Attributes{Address: "a:1", KVEvents: "grpc:newer"}
 	require.NoError(t, Settle(&r))
 	require.Equal(t, "grpc:newer", r.KVEvents)
+}
+
+func TestSettleRole(t *testing.T) {
+	for role, want := range map[string]string{"": "", "both": "", "prefill": policy.RolePrefill, "decode": policy.RoleDecode} {
+		r := policy.Attributes{Address: "a:1", Role: role}
+		require.NoError(t, Settle(&r))
+		require.Equal(t, want, r.Role)
+	}
+	require.ErrorContains(t, Settle(&policy.Attributes{Address: "a:1", Role: "Prefill"}), "role: ")
+}
+
+func TestBootstrap(t *testing.T) {
+	require.Equal(t, "a:8998", Bootstrap(policy.Attributes{Address: "a:1"}))
+	require.Equal(t, "[::1]:8998", Bootstrap(policy.Attributes{Address: "[::1]:1"}))
+	require.Equal(t, "b:2", Bootstrap(policy.Attributes{Address: "a:1", KVBootstrap: "b:2"}))
 }

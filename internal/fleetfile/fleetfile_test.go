@@ -30,6 +30,10 @@ replicas:
   kv_events_replay: "tcp://10.0.0.1:6557"
   ranks: 4
   draining: true
+  role: prefill
+  pair: r7/tp4/nixl
+  kv_bootstrap: "10.0.0.1:9000"
+  kv_engine_id: e1
 - address: "[2001:db8::1]:50051"
 `
 
@@ -38,6 +42,7 @@ var fullFleet = []policy.Attributes{
 		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z1", Node: "n1", Weight: 1.5,
 		MaxOngoing: 64, Models: []string{"m"}, Adapters: []string{"x", "z"},
 		KVEvents: "tcp://10.0.0.1:5557", KVEventsReplay: "tcp://10.0.0.1:6557", Ranks: 4, Draining: true,
+		Role: policy.RolePrefill, Pair: "r7/tp4/nixl", KVBootstrap: "10.0.0.1:9000", KVEngineID: "e1",
 	},
 	{ID: "[2001:db8::1]:50051", Address: "[2001:db8::1]:50051"},
 }
@@ -118,6 +123,10 @@ func TestParseRefuses(t *testing.T) {
 		{"kv_events without a port for each rank", one("kv_events: 'tcp://x:65535', ranks: 2, address: 'b:1'"), "replicas[1].kv_events: \"tcp://x:65535\": x:65535 leaves no room for 2 ranks"},
 		{"kv_events_replay", one("kv_events: 'grpc:vllm', kv_events_replay: 'tcp://x:1', address: 'b:1'"), `replicas[1].kv_events_replay: "tcp://x:1": want`},
 		{"replay of nothing", one("kv_events_replay: 'tcp://b:1', address: 'b:1'"), "replicas[1].kv_events_replay: there is no kv_events"},
+		{"role", one("role: encode, address: 'b:1'"), `replicas[1].role: "encode" is unknown; want prefill, decode or both`},
+		{"pair", one("pair: 'r7 tp4', address: 'b:1'"), `replicas[1].pair: "r7 tp4" has something else`},
+		{"kv_bootstrap", one("kv_bootstrap: 'b', address: 'b:1'"), `replicas[1].kv_bootstrap: "b" is not host:port`},
+		{"kv_engine_id", one("kv_engine_id: 'ü', address: 'b:1'"), "replicas[1].kv_engine_id:"},
 		{"capacity below 0", one("max_ongoing_requests: -1, address: 'b:1'"), "replicas[1].max_ongoing_requests: -1 is less than 0"},
 		{"capacity a fraction", one("max_ongoing_requests: 1.5, address: 'b:1'"), "replicas[1].max_ongoing_requests: it is a number 1.5, not a whole number"},
 		{"models a word", one("models: m, address: 'b:1'"), "replicas[1].models: it is a string, not a list"},

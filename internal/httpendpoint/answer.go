@@ -56,7 +56,7 @@ func (r refusal) write(w http.ResponseWriter, message string) {
 	write(w, r.Code, endpoint.Refusal(r).JSON(message))
 }
 
-// Destination is where to send the request. Its JSON is flat but for the headers.
+// Destination is where to send the request. Its JSON is flat but for the headers and the prefill leg.
 type Destination struct {
 	ReplicaID  string `json:"replica_id"`
 	Host       string `json:"host"`
@@ -66,6 +66,11 @@ type Destination struct {
 	Truncated bool `json:"truncated,omitempty"`
 	// RequestHeaders are to be sent along with the request.
 	RequestHeaders map[string]string `json:"request_headers,omitempty"`
+	// Prefill is the replica that prefills the request, where it is sent in two legs; nil = it is not. It alone has what
+	// follows: where its KV blocks are asked for, and its name in transfers.
+	Prefill     *Destination `json:"prefill,omitempty"`
+	KVBootstrap string       `json:"kv_bootstrap,omitempty"`
+	KVEngineID  string       `json:"kv_engine_id,omitempty"`
 }
 
 func write(w http.ResponseWriter, code int, body []byte) {

@@ -14,6 +14,7 @@ type Config struct {
 	// Listen is the address to listen on; empty = there is no HTTP endpoint.
 	Listen string `json:"listen,omitempty"`
 	// SessionHeader names the header with the session, in any case, with - and _ alike; default x-session-id.
+	// Those of agents are read behind it.
 	SessionHeader string `json:"session_header,omitempty"`
 	// MaxBodyBytes bounds how much of a body is read, the rest does not count; 1 KiB to 256 MiB, default 1 MiB.
 	MaxBodyBytes int `json:"max_body_bytes,omitempty"`

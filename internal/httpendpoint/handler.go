@@ -26,6 +26,8 @@ const (
 	HeaderDeployment = "X-Warmpath-Deployment"
 	// HeaderExclude lists the ids of replicas that must not be picked, with commas between them.
 	HeaderExclude = "X-Warmpath-Exclude"
+	// HeaderPair, with any value, is for a request that can be sent in two legs: the answer may have a "prefill".
+	HeaderPair = "X-Warmpath-Pair"
 	// HeaderTruncated marks a body that the client has cut: "have/full", in bytes.
 	HeaderTruncated = "X-Body-Truncated"
 )
@@ -76,6 +78,7 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	q.Deployment, q.Excluded = r.Header.Get(HeaderDeployment), excluded(r.Header)
+	q.Pair = r.Header.Get(HeaderPair) != ""
 	q.Mode = warmpathv1.PickMode_PICK_MODE_COUNT
 	a, err := h.chooser.ChooseReplica(call.Context(r.Context()), q)
 	if err != nil {
@@ -118,15 +121,29 @@ func excluded(h http.Header) []string {
 	return strings.FieldsFunc(strings.Join(h.Values(HeaderExclude), ","), func(c rune) bool { return c == ',' || c == ' ' })
 }
 
-// destinationOf splits the replica's address.
+// destinationOf is where to send a request, and the leg that prefills it, if it is split.
 func destinationOf(a *warmpathv1.ChooseReplicaResponse) (*Destination, error) {
-	r := a.GetReplica()
+	to, err := addressOf(a.GetReplica())
+	if err == nil && a.GetPrefill() != nil {
+		to.Prefill, err = addressOf(a.GetPrefill())
+	}
+	if err != nil {
+		return nil, err
+	}
+	to.Deployment = a.GetDeployment()
+	return to, nil
+}
+
+// addressOf splits a replica's address.
+func addressOf(r *warmpathv1.ChosenReplica) (*Destination, error) {
 	host, digits, err := net.SplitHostPort(r.GetAddress())
 	port, errPort := strconv.ParseUint(digits, 10, 16)
 	if errors.Join(err, errPort) != nil || host == "" {
 		return nil, fmt.Errorf("the address of replica %q is not host:port", r.GetId())
 	}
-	to := &Destination{ReplicaID: r.GetId(), Host: host, Port: int(port), Deployment: a.GetDeployment()}
+	to := &Destination{
+		ReplicaID: r.GetId(), Host: host, Port: int(port), KVBootstrap: r.GetKvBootstrap(), KVEngineID: r.GetKvEngineId(),
+	}
 	if r.Rank != nil {
 		to.RequestHeaders = map[string]string{warmpathv1.MetadataDataParallelRank: fmt.Sprint(r.GetRank())}
 	}

@@ -96,6 +96,15 @@ func TestAnswer(t *testing.T) {
 	w := ask(newHandler(t, &oracle{answer: ranked}, nil), "")
 	require.JSONEq(t, `{"replica_id":"r<1>","host":"h","port":1,"deployment":"chat","request_headers":{"x-data-parallel-rank":"3"}}`, w.Body.String())
 	require.Equal(t, "none", w.Header().Get(HeaderBody))
+
+	pair := &oracle{answer: chosen("d:1")}
+	pair.answer.Prefill = &warmpathv1.ChosenReplica{Id: "p", Address: "p:1", KvBootstrap: "p:8998", KvEngineId: "e"}
+	w = ask(newHandler(t, pair, nil), "", HeaderPair, "1")
+	require.True(t, pair.question().GetPair())
+	require.JSONEq(t, `{"replica_id":"r<1>","host":"d","port":1,"deployment":"chat",
+		"prefill":{"replica_id":"p","host":"p","port":1,"kv_bootstrap":"p:8998","kv_engine_id":"e"}}`, w.Body.String())
+	pair.answer.Prefill.Address = "p"
+	require.Equal(t, http.StatusServiceUnavailable, ask(newHandler(t, pair, nil), "", HeaderPair, "1").Code)
 }
 
 // Every refusal has a status, a reason, and the message in OpenAI's form.
@@ -177,6 +186,10 @@ func TestQuestion(t *testing.T) {
 		{"nothing", "", nil, &warmpathv1.RequestKey{}},
 		{"session header", "", []string{"X-Session-Id", "s"}, &warmpathv1.RequestKey{Session: "s"}},
 		{"other case and underscores", "", []string{"x_SESSION_id", "s"}, &warmpathv1.RequestKey{Session: "s"}},
+		{"Claude Code", "", []string{"X-Claude-Code-Session-Id", "s", "X-Claude-Code-Agent-Id", "a"},
+			&warmpathv1.RequestKey{Session: "s/a", ParentSession: "s"}},
+		{"Dynamo", "", []string{"X-Dynamo-Session-ID", "d", "X-Dynamo-Parent-Session-ID", "p", "X-Dynamo-Session-Final", "true"},
+			&warmpathv1.RequestKey{Session: "p/d", ParentSession: "p", SessionFinal: true}},
 		{"long session", "", []string{"X-Session-Id", strings.Repeat("s", 300)}, &warmpathv1.RequestKey{Session: strings.Repeat("s", 300)}},
 		{"request id", "", []string{"X-Request-Id", "i"}, &warmpathv1.RequestKey{RequestId: "i"}},
 		{"header before body", `{"user":"u"}`, []string{"X-Session-Id", "s"}, &warmpathv1.RequestKey{Session: "s"}},

@@ -54,13 +54,13 @@ type Desk struct {
 	open       func()
 	wake       chan struct{} // holds one: there is something to send
 
-	mu      sync.Mutex // guards the fields below and the Reservations; nothing is locked under it
-	stream  asking     // nil = no server can be asked
-	last    uint64     // number of a question
-	waiting map[uint64]*question
-	outbox  []*question // not sent yet; those that do not wait any more are not sent
-	missed  int         // questions in a row without an answer in time
-	probe   time.Time   // when the next question is asked, once tripAfter are missed
+	mu      sync.Mutex           // guards the fields below and the Reservations; nothing is locked under it
+	stream  asking               // nil = no server can be asked
+	last    uint64               // number of a question
+	waiting map[uint64]*question // for an answer, and where stream is nil for a stream
+	outbox  []*question          // not sent yet; those that do not wait any more are not sent
+	missed  int                  // questions in a row without an answer in time
+	probe   time.Time            // when the next question is asked, once tripAfter are missed
 
 	live    map[*Reservation]struct{}
 	reports []*warmpathv1.LifeReport // to be sent
@@ -70,10 +70,21 @@ type Desk struct {
 type Answer struct {
 	Replica string // id
 	// Decision is the server's but for the replica; its reason is central, its rule the server's own.
-	Decision    policy.Decision
+	Decision policy.Decision
+	// Prefill is the replica that prefills the request, PrefillDecision why that one; "" = the request is served whole.
+	Prefill         string
+	PrefillDecision policy.Decision
+	// Reservation is that of all of this.
 	Reservation *Reservation
 
 	err error // instead of all that
+}
+
+// Legs are in which legs a request may be sent. The zero value is that it is served whole.
+type Legs struct {
+	Pair bool   // in two, if that costs less
+	Only bool   // replicas that have a role do not serve it whole
+	From string // id of the replica that has prefilled it: the decode leg alone; "" = none
 }
 
 // Errors of Ask, beside those of the context and the server's own statuses.
@@ -86,16 +97,21 @@ var (
 
 // Ask asks for a replica for a request, of whose prompt it sends no more than the hashes, and waits for the answer
 // until the deadline. While the server answers that all replicas are full it waits there, as long as the context
-// lasts. The replica is reserved until the Reservation is released.
+// lasts. Where no server can be asked, a patient request waits for one until the deadline. The replica is reserved
+// until the Reservation is released.
 func (d *Desk) Ask(
-	ctx context.Context, deadline time.Duration, q *policy.Request, prompt *policy.Hashed,
+	ctx context.Context, deadline time.Duration, patient bool, q *policy.Request, prompt *policy.Hashed, legs Legs,
 ) (Answer, error) {
-	parent := traceparent(ctx)
-	for wait := time.Duration(0); ; wait = fullWait {
-		began := time.Now()
-		a, err := d.ask(ctx, d.question(q, prompt, parent, wait), deadline+wait)
-		full := status.Code(err) == codes.ResourceExhausted
-		if !full || wait > 0 && time.Since(began) < wait/2 { // else it is not the replicas that are full
+	parent, wait, last := traceparent(ctx), time.Duration(0), time.Now().Add(deadline)
+	for {
+		began, r := time.Now(), d.question(q, prompt, parent, wait)
+		r.Pair, r.PairOnly, r.PrefilledBy = legs.Pair, legs.Only, legs.From
+		a, err := d.ask(ctx, r, deadline+wait, patient)
+		switch full := status.Code(err) == codes.ResourceExhausted; {
+		case full && (wait == 0 || time.Since(began) >= wait/2): // else it is not the replicas that are full
+			wait = fullWait
+		case err == ErrNoServer && patient && began.Before(last): // the stream broke
+		default:
 			return a, err
 		}
 	}
@@ -116,7 +132,8 @@ func (d *Desk) question(
 	q *policy.Request, prompt *policy.Hashed, parent string, wait time.Duration,
 ) *chooseRequest {
 	key := &warmpathv1.RequestKey{
-		RequestId: q.ID, Session: q.Session, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
+		RequestId: q.ID, Session: q.Session,
+		ParentSession: q.Parent(), SessionFinal: q.State().Final, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		PromptTokens: uint32(max(q.PromptTokens, 0)),
 	}
 	if q.Priority != 0 {
@@ -157,8 +174,8 @@ func newDesk(deployment string) *Desk {
 }
 
 // ask asks one question and waits for the answer. A server's failure is a status.
-func (d *Desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration) (Answer, error) {
-	q, err := d.put(r)
+func (d *Desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration, patient bool) (Answer, error) {
+	q, err := d.put(r, patient)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -179,13 +196,13 @@ func (d *Desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration)
 	return a, a.err
 }
 
-// put has a question sent.
-func (d *Desk) put(r *chooseRequest) (*question, error) {
+// put has a question sent, a patient one once there is a stream.
+func (d *Desk) put(r *chooseRequest, patient bool) (*question, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := time.Now()
 	switch {
-	case d.stream == nil:
+	case d.stream == nil && !patient:
 		return nil, ErrNoServer
 	case d.missed >= tripAfter && now.Before(d.probe), len(d.waiting) >= maxAsked, len(d.outbox) >= maxAsked:
 		return nil, ErrLate
@@ -242,17 +259,28 @@ func (d *Desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 		d.giveBack(a.GetReservation())
 		return Answer{}, fmt.Errorf("%w: its answer names no replica or no reservation", ErrNoServer)
 	}
-	decision := policy.Decision{
+	answer := Answer{Replica: id, Decision: decisionOf(from, a.GetReplica(), prompt)}
+	uncached, at := &answer.Decision, id
+	if answer.Prefill = a.GetPrefill().GetId(); answer.Prefill != "" {
+		answer.PrefillDecision = decisionOf(a.GetPrefillDecision(), a.GetPrefill(), prompt)
+		uncached, at = &answer.PrefillDecision, answer.Prefill
+	}
+	answer.Reservation = d.reserve(a.GetReservation(), id, at, int64(prompt-uncached.MatchedTokens), time.Now())
+	return answer, nil
+}
+
+// decisionOf is a server's decision for a replica, which is left out, for a prompt of so many tokens.
+func decisionOf(from *warmpathv1.Decision, at *warmpathv1.ChosenReplica, prompt int) policy.Decision {
+	d := policy.Decision{
 		Reason: policy.ReasonCentral, Rule: policy.Reason(cmp.Or(from.GetRule(), from.GetReason())),
 		MatchedTokens: min(int(from.GetMatchedTokens()), prompt),
 		Place:         int(max(from.GetPlace(), -1)),
 		Queued:        time.Duration(min(from.GetQueuedUs(), 1<<40)) * time.Microsecond,
 	}
-	if rank := a.GetReplica().Rank; rank != nil {
-		decision.SetRank(int(min(*rank, maxRank)))
+	if rank := at.Rank; rank != nil {
+		d.SetRank(int(min(*rank, maxRank)))
 	}
-	reservation := d.reserve(a.GetReservation(), id, int64(prompt-decision.MatchedTokens), time.Now())
-	return Answer{Replica: id, Decision: decision, Reservation: reservation}, nil
+	return d
 }
 
 // serve keeps a stream of questions to the server that is followed, once there is a Desk, until ctx ends.
@@ -312,8 +340,11 @@ func (d *Desk) end(stream asking) {
 	}
 }
 
-// hangUp ends the wait of all questions. Called with mu held.
+// hangUp ends the wait of all questions of a stream, and leaves those that wait for one. Called with mu held.
 func (d *Desk) hangUp() {
+	if d.stream == nil {
+		return
+	}
 	for _, q := range d.waiting {
 		q.answer <- Answer{err: ErrNoServer}
 	}

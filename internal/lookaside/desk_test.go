@@ -36,7 +36,7 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 			var asked [2]*question
 			for i := range asked {
 				var err error
-				asked[i], err = w.desk.put(d.question(q, nil, "", 0))
+				asked[i], err = w.desk.put(d.question(q, nil, "", 0), false)
 				require.NoError(t, err)
 			}
 			require.NotEqual(t, asked[0].choose.GetAttempt(), asked[1].choose.GetAttempt())
@@ -64,11 +64,11 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	w.view.take(greeting(), true)
 	d := w.Desk()
 	w.desk.begin(stub{})
-	before, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0))
+	before, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0), false)
 	require.NoError(t, err)
 	w.desk.take(chosen(before))
 	require.Equal(t, load{1, 100}, w.desk.reserved()["r1"])
-	after, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0))
+	after, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0), false)
 	require.NoError(t, err)
 
 	w.view.begin("another", time.Now())
@@ -80,7 +80,7 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	require.Zero(t, w.desk.reserved()["r1"])
 	a.Reservation.Released(nil)
 	require.Zero(t, w.desk.reserved()["r1"])
-	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrNoServer)
 }
 
@@ -90,17 +90,36 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 	d := w.Desk()
 	w.desk.begin(stub{})
 	for range tripAfter {
-		_, err := d.Ask(t.Context(), time.Nanosecond, new(policy.Request), nil)
+		_, err := d.Ask(t.Context(), time.Nanosecond, false, new(policy.Request), nil, Legs{})
 		require.ErrorIs(t, err, ErrLate)
 	}
-	_, err := w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	_, err := w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrLate)
 	w.desk.probe = time.Now()
-	q, err := w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	q, err := w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
 	require.NoError(t, err, "the time of the next one has come")
-	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrLate)
 	w.desk.take(chosen(q))
-	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0))
+	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
 	require.NoError(t, err)
+}
+
+// A patient question waits for a stream, and is sent over the first one; what waits for its answer when that breaks is
+// answered so.
+func TestPatientQuestion(t *testing.T) {
+	w, _, _ := unstarted(t)
+	d := w.Desk()
+	_, err := d.put(d.question(new(policy.Request), nil, "", 0), false)
+	require.ErrorIs(t, err, ErrNoServer)
+	q, err := d.put(d.question(new(policy.Request), nil, "", 0), true)
+	require.NoError(t, err)
+	d.forget()
+	d.begin(stub{})
+	require.Len(t, d.outgoing(stub{}), 1)
+	d.end(stub{})
+	a := <-q.answer
+	require.ErrorIs(t, a.err, ErrNoServer)
+	_, err = d.Ask(t.Context(), time.Nanosecond, true, new(policy.Request), nil, Legs{})
+	require.ErrorIs(t, err, ErrLate)
 }

@@ -139,7 +139,7 @@ func (l *ledger) peers(numbers []uint32) []load {
 }
 
 // report returns what is to be sent where this is the own load now; nil if it has not changed and need not be renewed.
-func (l *ledger) report(numbers []uint32, own []load, renew bool) *warmpathv1.BookingReport {
+func (l *ledger) report(numbers []uint32, own []load, renew bool) *warmpathv1.ReservationReport {
 	if len(l.sent) > maxUncounted {
 		return nil
 	}
@@ -159,7 +159,7 @@ func (l *ledger) report(numbers []uint32, own []load, renew bool) *warmpathv1.Bo
 		return nil
 	}
 	l.sent = append(l.sent, next)
-	return &warmpathv1.BookingReport{Number: next.number, Loads: loads, Complete: first}
+	return &warmpathv1.ReservationReport{Number: next.number, Loads: loads, Complete: first}
 }
 
 // forget strikes out a replica that has left; its number is not used again.

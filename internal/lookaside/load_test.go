@@ -15,7 +15,7 @@ type sum struct {
 	received    uint64
 }
 
-func (s *sum) receive(r *warmpathv1.BookingReport) {
+func (s *sum) receive(r *warmpathv1.ReservationReport) {
 	if r.GetComplete() {
 		clear(s.mine)
 	}
@@ -42,7 +42,7 @@ func TestPeerLoadIsExact(t *testing.T) {
 		numbers := []uint32{3, 5, 9}
 		s := &sum{mine: map[uint32]load{}, peers: map[uint32]load{}}
 		l, own := newLedger(), make([]load, len(numbers))
-		var up []*warmpathv1.BookingReport
+		var up []*warmpathv1.ReservationReport
 		var down []*warmpathv1.LoadUpdate
 		var truth [][]load // as of each update that is under way
 		for range 100 {

@@ -26,16 +26,18 @@ type Reservation struct {
 	id      string
 	replica string
 	lease   time.Duration
+	prefill string // the replica that prefills, also where that is the same
 
 	// Guarded by the desk's mutex.
 	tokens  int64     // of the prompt, not yet prefilled
+	done    bool      // the prompt is prefilled
 	renewed time.Time // when its lease last began
 }
 
 // reserve enters a reservation that the server has made. Called with mu held.
-func (d *Desk) reserve(r *warmpathv1.Reservation, replica string, tokens int64, now time.Time) *Reservation {
+func (d *Desk) reserve(r *warmpathv1.Reservation, replica, prefill string, tokens int64, now time.Time) *Reservation {
 	x := &Reservation{
-		desk: d, id: r.GetId(), replica: replica, tokens: tokens, renewed: now,
+		desk: d, id: r.GetId(), replica: replica, prefill: prefill, tokens: tokens, renewed: now,
 		lease: time.Duration(r.GetLeaseMs()) * time.Millisecond,
 	}
 	d.live[x] = struct{}{}
@@ -49,7 +51,14 @@ func (d *Desk) reserved() map[string]load {
 	sum := make(map[string]load)
 	for x := range d.live {
 		l := sum[x.replica]
-		sum[x.replica] = load{l.ongoing + 1, l.tokens + x.tokens}
+		sum[x.replica] = load{l.ongoing + 1, l.tokens}
+		if x.done {
+			continue
+		}
+		if l = sum[x.prefill]; x.prefill != x.replica {
+			l.ongoing++
+		}
+		sum[x.prefill] = load{l.ongoing, l.tokens + x.tokens}
 	}
 	return sum
 }
@@ -60,15 +69,16 @@ func (x *Reservation) lives() bool {
 	return ok
 }
 
-// Prefilled drops the prompt's share of the load: the first response message has come.
+// Prefilled drops the prompt's share of the load, and all of the prefill leg's: the first response message has come, or
+// that leg has ended.
 func (x *Reservation) Prefilled() {
 	if x == nil {
 		return
 	}
 	x.desk.mu.Lock()
 	defer x.desk.mu.Unlock()
-	if x.lives() && x.tokens > 0 {
-		x.tokens = 0
+	if x.lives() && !x.done && (x.tokens > 0 || x.prefill != x.replica) {
+		x.done = true
 		x.desk.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE, nil)
 	}
 }

@@ -26,7 +26,7 @@ func TestReservedIsNotReported(t *testing.T) {
 	reserve(&own)
 	reserve(&theirs)
 	now := time.Now()
-	x := w.desk.reserve(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", 100, now)
+	x := w.desk.reserve(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", "r2", 100, now)
 	require.Equal(t, []load{{}, {1, 100}}, w.view.ownLoad([]uint32{1, 2}))
 
 	theirs.PrefillDone()
@@ -75,7 +75,7 @@ func TestReservationIsReported(t *testing.T) {
 	}
 	now := time.Now()
 	add := func(id string) *Reservation {
-		return d.reserve(&warmpathv1.Reservation{Id: id, LeaseMs: 15_000}, "r", 10, now)
+		return d.reserve(&warmpathv1.Reservation{Id: id, LeaseMs: 15_000}, "r", "r", 10, now)
 	}
 	a, b := add("a"), add("b")
 	a.Prefilled()

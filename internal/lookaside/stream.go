@@ -104,10 +104,10 @@ func (s *watchStream) report() {
 	now := time.Now()
 	renew := now.Sub(s.sent) >= renewAfter
 	m := s.view.report(renew)
-	if m.Bookings != nil || renew {
+	if m.Reservations != nil || renew {
 		s.sent = now
 	}
-	if m.Bookings != nil || m.Routes != nil || m.Outcomes != nil {
+	if m.Reservations != nil || m.Routes != nil || m.Outcomes != nil {
 		_ = s.stream.Send(m)
 	}
 }

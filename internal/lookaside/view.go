@@ -202,9 +202,9 @@ func (v *view) report(renew bool) *warmpathv1.WatchReplicasRequest {
 	defer v.mu.Unlock()
 	numbers := v.members.numbers()
 	return &warmpathv1.WatchReplicasRequest{
-		Bookings: v.load.ledger.report(numbers, v.ownLoad(numbers), renew),
-		Routes:   v.routes.report(v.members.named),
-		Outcomes: v.outcomes(),
+		Reservations: v.load.ledger.report(numbers, v.ownLoad(numbers), renew),
+		Routes:       v.routes.report(v.members.named),
+		Outcomes:     v.outcomes(),
 	}
 }
 

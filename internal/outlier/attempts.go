@@ -20,8 +20,8 @@ type Attempt struct {
 	answered   bool
 }
 
-// Begin notes an attempt that is made now, which its host's Bookings include. work is the number of tokens that stand
-// before its first message. A zero now is the time of the clock.
+// Begin notes an attempt that is made now, which its host's Reservations include. work is the number of tokens that
+// stand before its first message. A zero now is the time of the clock.
 func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float64, principal string, now time.Time) {
 	*a = Attempt{replica: r}
 	if d.AllHealthy() && (!d.Ejects() || answer == state.AnswerUnseen && principal == "") {
@@ -90,7 +90,7 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 	return took
 }
 
-// End notes that an attempt has ended, which its host's Bookings do not include any more. It is called once.
+// End notes that an attempt has ended, which its host's Reservations do not include any more. It is called once.
 func (d *Detector) End(a *Attempt) {
 	if d.AllHealthy() && !a.Watched() && !a.Probe {
 		return

@@ -45,8 +45,8 @@ func (c Cause) String() string { return [...]string{"", "failures", "late", "pro
 
 // A Host is what holds a Replica. Its methods are called with the Detector's lock held, and neither block nor lock.
 type Host interface {
-	Bookings() int64 // requests under way
-	Rate() float64   // relative speed, 1 as a rule
+	Reservations() int64 // requests under way
+	Rate() float64       // relative speed, 1 as a rule
 	Draining() bool
 	Admit(ok bool) // the replica may get a request now, or not
 }
@@ -273,7 +273,7 @@ func (r *Replica) admits() bool {
 	case HalfOpen:
 		return r.probe == nil
 	case SlowStart:
-		return r.host.Bookings() < r.share
+		return r.host.Reservations() < r.share
 	}
 	return true
 }

@@ -29,10 +29,10 @@ type host struct {
 	rated    atomic.Int64 // looks at its rate
 }
 
-func (h *host) Bookings() int64 { return h.bookings.Load() }
-func (h *host) Rate() float64   { h.rated.Add(1); return 1 }
-func (h *host) Draining() bool  { h.looks.Add(1); return false }
-func (h *host) Admit(ok bool)   { h.admits.Store(ok) }
+func (h *host) Reservations() int64 { return h.bookings.Load() }
+func (h *host) Rate() float64       { h.rated.Add(1); return 1 }
+func (h *host) Draining() bool      { h.looks.Add(1); return false }
+func (h *host) Admit(ok bool)       { h.admits.Store(ok) }
 
 // fleet is a Detector with replicas, on a clock of its own.
 type fleet struct {

@@ -187,10 +187,10 @@ func (d *Detector) look(now time.Time) {
 
 // advance ends ejections and slow starts whose time is over, and lets shares grow.
 func (d *Detector) advance(now time.Time) {
-	var bookings, others float64
+	var reservations, others float64
 	for _, r := range d.members {
 		if r.connected && r.state == Healthy {
-			bookings += float64(r.host.Bookings())
+			reservations += float64(r.host.Reservations())
 			others++
 		}
 	}
@@ -205,7 +205,7 @@ func (d *Detector) advance(now time.Time) {
 			r.share = math.MaxInt64
 			if others > 0 {
 				part := 1 - float64(r.until.Sub(now))/float64(d.slowStart)
-				r.share = max(int64(math.Ceil(part*bookings/others)), 1)
+				r.share = max(int64(math.Ceil(part*reservations/others)), 1)
 			}
 			r.host.Admit(r.admits())
 		}

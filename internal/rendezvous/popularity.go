@@ -111,7 +111,7 @@ func (p *Popularity) Read(s *Prompt, q *policy.Request, g Grain, seed kvindex.Se
 		s.Second = s.Half > s.First && s.Hashes[s.Half]&1 == 1
 	}
 	if q.Session != "" && (sticky || q.Prompt.Empty()) {
-		s.Key, s.Second = SessionKey(q.Session), false
+		s.Key, s.Second = SessionKey(q.Affinity()), false
 	}
 }
 

@@ -85,6 +85,10 @@ func (s *schema) add(path []string, value any) {
 		f.typ = descriptorpb.FieldDescriptorProto_TYPE_UINT32
 	case int64:
 		f.typ = descriptorpb.FieldDescriptorProto_TYPE_INT64
+	case float32:
+		f.typ = descriptorpb.FieldDescriptorProto_TYPE_FLOAT
+	case bool:
+		f.typ = descriptorpb.FieldDescriptorProto_TYPE_BOOL
 	case []uint32:
 		f.typ, f.list = descriptorpb.FieldDescriptorProto_TYPE_UINT32, true
 	case []int32:
@@ -118,6 +122,10 @@ func (s *schema) declare(file *descriptorpb.FileDescriptorProto, oneof []int32) 
 				Field:   []*descriptorpb.FieldDescriptorProto{protoField("key", 1, descriptorpb.FieldDescriptorProto_TYPE_STRING, false), entry},
 				Options: &descriptorpb.MessageOptions{MapEntry: proto.Bool(true)},
 			})
+		}
+		if f.typ == descriptorpb.FieldDescriptorProto_TYPE_BOOL { // optional: false can be set
+			fd.Proto3Optional, fd.OneofIndex = proto.Bool(true), proto.Int32(int32(len(m.OneofDecl)))
+			m.OneofDecl = append(m.OneofDecl, &descriptorpb.OneofDescriptorProto{Name: proto.String("_" + f.name)})
 		}
 		for _, n := range oneof {
 			if n == f.number {

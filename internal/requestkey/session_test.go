@@ -9,12 +9,54 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 func xxh128(s string) []byte {
 	sum := xxh3.HashString128(s).Bytes()
 	return sum[:]
+}
+
+// What agents send beside their session.
+func TestAgentKeys(t *testing.T) {
+	const code, dynamo = "x-claude-code-session-id", "x-dynamo-session-id"
+	for name, tt := range map[string]struct {
+		headers         []string
+		session, parent string
+		final           bool
+	}{
+		"Claude Code":                     {[]string{code, "s"}, "s", "", false},
+		"Claude Code, an agent":           {[]string{code, "s", "x-claude-code-agent-id", "a"}, "s/a", "s", false},
+		"Claude Code, an agent of one":    {[]string{code, "s", "x-claude-code-agent-id", "b", "x-claude-code-parent-agent-id", "a"}, "s/b", "s", false},
+		"Codex":                           {[]string{"thread-id", "t"}, "t", "", false},
+		"OpenCode":                        {[]string{"x-session-id", "o"}, "o", "", false},
+		"Dynamo":                          {[]string{dynamo, "d"}, "d", "", false},
+		"Dynamo, a child":                 {[]string{dynamo, "d", "x-dynamo-parent-session-id", "p"}, "p/d", "p", false},
+		"Dynamo, the last":                {[]string{dynamo, "d", "x-dynamo-session-final", "true"}, "d", "", true},
+		"Dynamo, the last in another way": {[]string{dynamo, "d", "x-dynamo-session-final", "1"}, "d", "", true},
+		"Dynamo, not the last":            {[]string{dynamo, "d", "x-dynamo-session-final", "false"}, "d", "", false},
+		"ours before an agent's":          {[]string{"session_id", "s", dynamo, "d", "x-dynamo-parent-session-id", "p"}, "s", "", false},
+		"an agent without session":        {[]string{"x-claude-code-agent-id", "a"}, "", "", false},
+		"a parent without child":          {[]string{"x-dynamo-parent-session-id", "p", "x-dynamo-session-final", "true"}, "", "", false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			keys, err := NewSessionKeys()
+			require.NoError(t, err)
+			md := metadata.Pairs(tt.headers...)
+			var q, in policy.Request
+			ctx := metadata.NewOutgoingContext(context.Background(), md)
+			if q.Session = keys.Outgoing(ctx); q.Session == "" {
+				keys.Agent(ctx, &q)
+			}
+			keys.In(md.Get, &in)
+			for _, q := range []*policy.Request{&q, &in} {
+				require.Equal(t, tt.session, q.Session)
+				require.Equal(t, tt.parent, q.Parent())
+				require.Equal(t, tt.final, q.State().Final)
+			}
+		})
+	}
 }
 
 func TestSessionKeys(t *testing.T) {

@@ -10,12 +10,9 @@ import (
 	"math"
 	slashed "path"
 	"reflect"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 
-	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
@@ -27,6 +24,8 @@ import (
 type Table struct {
 	own map[string]*Method // that the user described
 	all map[string]*Method // own and the built-in ones; nil = the built-in ones alone
+
+	resumes bool // of some method
 }
 
 // ParseDialects reads the config form: a JSON array of dialects, in which an
@@ -71,6 +70,9 @@ func NewTable(user ...dialect.Dialect) (*Table, error) {
 func (t *Table) merged() *Table {
 	t.all = maps.Clone(builtinMethods())
 	maps.Copy(t.all, t.own)
+	for _, m := range t.own {
+		t.resumes = t.resumes || m.dialect.Resume
+	}
 	return t
 }
 
@@ -108,10 +110,14 @@ type Method struct {
 	usage   bool // responses may carry usage
 
 	// In a request, in a turn of its chat, and in a message of it that holds media.
-	id, session, model, adapter, salt, rank, prompt, tokens, body, turns, media place
-	role, content, mediaID, mediaOffset                                         place
+	id, session, model, adapter, salt, rank, priority, maxTokens, prompt, tokens, body, turns, media place
+	role, content, mediaID, mediaOffset                                                              place
+	legs                                                                                             *Legs // nil = requests are served whole
 	// In a response.
 	usagePrompt, usageOutput, usageCached, usageDelta, usageJSON place
+
+	form   *outputForm // nil where streams do not go on elsewhere
+	output *outputPlaces
 }
 
 // DeferStream reports whether a client or bidirectional stream is to be opened
@@ -142,7 +148,22 @@ func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
 	if err := check(d); err != nil {
 		return nil, err
 	}
-	return compile(d)
+	m, err := compile(d)
+	if err != nil {
+		return nil, err
+	}
+	m.form = outputForms[d.Methods[0]]
+	if d.Like != "" {
+		m.form = known[d.Like].form
+	}
+	switch {
+	case m.form != nil:
+		m.compileOutput()
+	case d.Resume:
+		return nil, errors.New("resume: how output goes on elsewhere is known for methods like those of vllm.Inference, " +
+			"VllmEngine, SglangScheduler and TrtllmService only")
+	}
+	return m, nil
 }
 
 // overlay copies the fields of src that are set, deep in structs.
@@ -175,6 +196,8 @@ func check(d dialect.Dialect) error {
 		return errors.New("messages.content: it is not set")
 	case d.Media != nil && d.Media.Path == "":
 		return errors.New("media.path: it is not set")
+	case d.KV != nil && d.KV.Params == "":
+		return errors.New("kv.params: it is not set")
 	case d.Abort != "" && !isMethod(d.Abort):
 		return fmt.Errorf("abort: %q is not of the form /package.Service/Method", d.Abort)
 	case d.Abort != "" && d.RequestID == "":
@@ -214,6 +237,8 @@ func (m *Method) places(d dialect.Dialect) []placed {
 		{&m.adapter, "adapter", d.Adapter, scalar, nil, false},
 		{&m.salt, "cache_salt", d.CacheSalt, scalar, nil, false},
 		{&m.rank, "rank", d.Rank, scalar, nil, false},
+		{&m.priority, "priority", d.Priority, kindNumber, nil, false},
+		{&m.maxTokens, "max_tokens", d.MaxTokens, kindNumber, nil, false},
 		{&m.prompt, "prompt", d.Prompt, scalar, nil, false},
 		{&m.tokens, "tokens", d.Tokens, kindIDs | kindNumber | kindEncoded | kindEnd, nil, false},
 		{&m.body, "json_body", d.JSONBody, scalar, nil, false},
@@ -244,6 +269,18 @@ func compile(d dialect.Dialect) (*Method, error) {
 	m.scalars = len(m.id.alts)+len(m.model.alts)+len(m.adapter.alts)+len(m.salt.alts) > 0
 	if r := m.rank.alts; len(r) > 0 && (len(r) > 1 || len(r[0]) > 1 || r[0][0] != step{num: r[0][0].num}) {
 		return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
+	}
+	err := m.maxTokens.checkTarget()
+	if err != nil {
+		return nil, fmt.Errorf("max_tokens: %q: %w", d.MaxTokens, err)
+	}
+	if err = m.priority.checkTarget(); err != nil {
+		return nil, fmt.Errorf("priority: %q: %w", d.Priority, err)
+	}
+	if d.KV != nil {
+		if m.legs, err = newLegs(d.KV); err != nil {
+			return nil, fmt.Errorf("kv.%w", err)
+		}
 	}
 	return m, nil
 }
@@ -280,57 +317,6 @@ func checkLinked(d dialect.Dialect, methods []string) error {
 		}
 	}
 	return nil
-}
-
-// A step leads from a message to one of its fields.
-type step struct {
-	num  protowire.Number // 0 where the step is a name
-	name string           // "" where the step is a number
-	list bool
-	key  string // of a map or a tensor; "" = the field is neither
-}
-
-// in returns the field of a step and what it, or each place of its list or map, holds; nil where the type has no field
-// that fits.
-func (st *step) in(d protoreflect.MessageDescriptor) (fd, holds protoreflect.FieldDescriptor) {
-	if fd = d.Fields().ByNumber(st.num); st.name != "" {
-		fd = d.Fields().ByName(protoreflect.Name(st.name))
-	}
-	if fd == nil || fd.IsMap() != (st.key != "") || st.key != "" && fd.MapKey().Kind() != protoreflect.StringKind {
-		return nil, nil
-	}
-	if st.key != "" {
-		return fd, fd.MapValue()
-	}
-	return fd, fd
-}
-
-// A path is one alternative: the steps from a message to a value.
-type path []step
-
-func (p path) hasList() bool { return slices.ContainsFunc(p, func(st step) bool { return st.list }) }
-
-// hasName reports whether it leads to a field by name.
-func (p path) hasName() bool {
-	return !p.tensor() && slices.ContainsFunc(p, func(st step) bool { return st.name != "" })
-}
-
-// tensor reports whether the path leads to an input tensor, whose name is the key.
-func (p path) tensor() bool { return len(p) == 1 && p[0].name == "tensor" && p[0].key != "" }
-
-// leads reports whether the path leads to a field of the wanted kinds in messages of a type.
-func (p path) leads(d protoreflect.MessageDescriptor, want kind) bool {
-	var holds protoreflect.FieldDescriptor
-	for i := range p {
-		if d == nil {
-			return false
-		}
-		if _, holds = p[i].in(d); holds == nil {
-			return false
-		}
-		d = holds.Message()
-	}
-	return want&kinds[holds.Kind()] != 0
 }
 
 // A place is where a dialect finds something.
@@ -421,31 +407,4 @@ func (p *place) leads(d protoreflect.MessageDescriptor, front []path) bool {
 			return slices.Concat(before, alt).leads(d, p.want)
 		})
 	})
-}
-
-// stepForm is a step, and what separates it from the next or the alternative from the next.
-var stepForm = regexp.MustCompile(`^(?:(\d+)|([A-Za-z_]\w*))(\[([^\]]*)\])?([.|]|$)`)
-
-// parsePath returns the alternatives of a path, the best first.
-func parsePath(p dialect.Path) (alts []path, err error) {
-	var steps path
-	for rest, more := string(p), p != ""; more; {
-		form := stepForm.FindStringSubmatch(rest)
-		if form == nil {
-			return nil, fmt.Errorf("%q: at %q: want a field number or name, [] behind a list, [key] behind a map, "+
-				". before the next, | before an alternative", string(p), rest)
-		}
-		st := step{name: form[2], key: form[4], list: form[3] == "[]"}
-		if form[1] != "" {
-			n, err := strconv.ParseInt(form[1], 10, 32)
-			if st.num = protowire.Number(n); err != nil || !st.num.IsValid() {
-				return nil, fmt.Errorf("%q: %q is no field number", string(p), form[1])
-			}
-		}
-		steps = append(steps, st)
-		if rest, more = rest[len(form[0]):], form[5] != ""; form[5] != "." {
-			alts, steps = append(alts, steps), nil
-		}
-	}
-	return alts, nil
 }

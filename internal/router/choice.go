@@ -25,7 +25,11 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 	if b.held {
 		return ErrHeld
 	}
-	v, s := r.view.Load(), q.State()
+	x, all := legsOf(q), r.view.Load()
+	if err := x.begin(all); err != nil {
+		return err
+	}
+	v, s := all.serving(), q.State()
 	s.Plain, s.AnyModel, s.Keeper = !r.Rollout.Decides(q), v.anyModel(q), nil
 	b.Decision = policy.Decision{}
 	c := choice{r, &r.opts.Policy, q, v, &b.Decision}
@@ -37,10 +41,15 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 		return ErrClosed
 	case a != nil:
 		err = c.assigned(a)
-	case len(v.connected) == 0:
+		if err == nil && x != nil {
+			err = c.assignedLegs(x, a)
+		}
+	case len(all.connected) == 0, q.Pin == "" && len(v.connected) == 0:
 		return ErrNotConnected
 	case q.Pin != "":
 		err = c.pinned()
+	case x != nil && x.from != nil:
+		err = c.decodes(x)
 	default:
 		if r.quick.slow.Load()&reporting != 0 {
 			r.Load.Expire()
@@ -51,11 +60,20 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 		if err = c.ask(); err != nil && (len(v.leaving) > 0 || !r.outliers.AllHealthy()) {
 			err = c.resort()
 		}
+		if x != nil && x.prefill != nil {
+			err = c.pair(x, err)
+		}
 	}
-	if err == nil {
-		r.charged(q, v, b, now)
+	if err != nil {
+		return err
 	}
-	return err
+	work := 0.0
+	if x.two() {
+		x.prefill.Decision.State().Prefill = &x.Legs
+		work = r.charged(&x.request, x.view, x.prefill, 0, now)
+	}
+	r.charged(q, v, b, work, now)
+	return nil
 }
 
 // ask calls the policy and corrects it.
@@ -65,7 +83,7 @@ func (c choice) ask() error {
 		*d = c.p.Preview(q, v)
 	} else {
 		*d = c.p.Choose(q, v)
-		d.State().Chosen = c.r.own.Withdrawn != nil && d.Replica != nil && !q.State().Plain
+		d.State().Chosen = c.p.Observer.Withdrawn != nil && d.Replica != nil && !q.State().Plain
 	}
 	if d.Replica != nil && v.has(d.Replica) && v.Available(q, d.Replica) {
 		return nil
@@ -80,7 +98,7 @@ func (c choice) ask() error {
 
 // corrected notes that a pick of the policy is not used. Called with mu held.
 func (c choice) corrected(picked *policy.Decision) {
-	withdrawn(&c.r.own, c.q, picked)
+	withdrawn(&c.p.Observer, c.q, picked)
 	rep := c.v.byID[picked.Replica.ID]
 	if rep != nil && rep.Connected() && c.v.Allowed(c.q, rep) {
 		return // only full: the request waits for it
@@ -105,10 +123,13 @@ func (c choice) resort() (err error) {
 	return err
 }
 
-// pinned takes the replica that the request names.
+// pinned takes the replica that the request names, whatever its role.
 func (c choice) pinned() error {
 	r, q := c.r, c.q
 	rep := c.v.byID[q.Pin]
+	if rep == nil {
+		rep = r.view.Load().byID[q.Pin]
+	}
 	ok := rep != nil && !rep.Draining && !excluded(q, rep)
 	err := c.take(rep, ok, policy.To(rep, policy.ReasonPinned))
 	if err == nil && r.own.Routed != nil && !q.State().Plain {

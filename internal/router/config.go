@@ -22,6 +22,7 @@ func FromConfig(c *policy.Config, adjust func(*Options)) (*Router, error) {
 	plain, plainErr := policy.New(plainName, nil)
 	o := Options{
 		Policy:         p,
+		Prefill:        full.Policy.New,
 		Plain:          plain,
 		Shadow:         shadow,
 		MaxOngoing:     full.MaxOngoingRequests,

@@ -70,6 +70,27 @@ func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
 	require.ErrorIs(t, w.Reserve(t.Context(), &policy.Request{Pin: "r0"}, new(Reservation), How{NoWait: true}), ErrNoSuchReplica)
 }
 
+// A session that has ended is kept by no replica, and no other session is forgotten with it.
+func TestSessionEnds(t *testing.T) {
+	w := drainingFleet(t, 10*time.Second)
+	final := func(session string) string {
+		q := policy.Request{Session: session}
+		q.State().Final = true
+		b := pick(w.t, w.Router, &q)
+		b.Release()
+		return b.Decision.Replica.ID
+	}
+	for _, s := range []string{"a", "b", "c"} {
+		require.Equal(t, "r1", w.session(s))
+	}
+	w.drain(1)
+	require.Equal(t, "r1", final("b"), "the last request still goes where it was")
+	w.Fleet.Forget("c")
+	w.Fleet.Forget("never seen")
+	w.Fleet.Forget("")
+	require.Equal(t, []string{"r1", "r2", "r2"}, []string{w.session("a"), w.session("b"), w.session("c")})
+}
+
 func TestNoGrace(t *testing.T) {
 	w := drainingFleet(t, 0)
 	require.Equal(t, "r1", w.session("a"))
@@ -153,7 +174,7 @@ func TestSessionTableIsBounded(t *testing.T) {
 		return slot.Load() ^ hash
 	}
 	for i := range 10 * sessionSlots {
-		s.note(fmt.Sprint("session ", i), l)
+		s.note(&policy.Request{Session: fmt.Sprint("session ", i)}, l)
 	}
 	known := 0
 	for i := range 10 * sessionSlots {
@@ -164,7 +185,8 @@ func TestSessionTableIsBounded(t *testing.T) {
 	require.LessOrEqual(t, known, sessionSlots)
 	require.Greater(t, known, sessionSlots/2)
 	require.NotEqualValues(t, 7, at("never seen"))
-	require.Zero(t, testing.AllocsPerRun(100, func() { s.note("session", l) }))
+	q := policy.Request{Session: "session"}
+	require.Zero(t, testing.AllocsPerRun(100, func() { s.note(&q, l) }))
 }
 
 // memory is a policy that holds something for every replica until it leaves.

@@ -57,8 +57,8 @@ func bounded(n int) int64 {
 // bound puts into force how many reservations the replica may have now.
 func (l *live) bound() { l.Max.Store(min(l.Capacity.Load(), l.refusals.most)) }
 
-// Bookings implements [outlier.Host].
-func (l *live) Bookings() int64 { return l.Ongoing() }
+// Reservations implements [outlier.Host].
+func (l *live) Reservations() int64 { return l.Ongoing() }
 
 // Admit implements [outlier.Host].
 func (l *live) Admit(ok bool) { l.Set(state.Barred, !ok) }
@@ -87,7 +87,6 @@ func (f *Fleet) Set(members []Member) {
 	}
 	old := r.view.Load()
 	next := newView(r, old.epoch+1)
-	var change policy.FleetChange
 	same := true
 	for i := range members {
 		m := &members[i]
@@ -96,33 +95,47 @@ func (f *Fleet) Set(members []Member) {
 		}
 		was := old.byID[m.ID]
 		rep := f.replica(was, m, len(next.replicas))
-		if was == nil || restarted(was, rep) {
-			change.Added = append(change.Added, rep)
-		}
-		if was != nil && restarted(was, rep) {
-			change.Removed = append(change.Removed, was)
-			liveOf(rep).Set(state.Leaving, false)
-			r.outliers.Restart(liveOf(rep).outlier)
-		}
 		same = same && rep == was
 		next.add(rep)
 	}
 	if same && len(next.replicas) == len(old.replicas) {
 		return
 	}
-	for _, rep := range old.replicas {
-		if next.byID[rep.ID] == nil {
-			change.Removed = append(change.Removed, rep)
-			l := liveOf(rep) // its book stays with its reservations: the same id coming back does not start from zero
-			r.outliers.Leave(l.outlier)
-			l.Flags.Store(0)
-			l.KVTokens.Store(0)
-			l.lift()
+	next.divide()
+	for _, rep := range joined(old, next).Removed {
+		l := liveOf(rep) // its book stays with its reservations: the same id coming back does not start from zero
+		if next.byID[rep.ID] != nil {
+			l.Set(state.Leaving, false)
+			r.outliers.Restart(l.outlier)
+			continue
 		}
+		r.outliers.Leave(l.outlier)
+		l.Flags.Store(0)
+		l.KVTokens.Store(0)
+		l.lift()
 	}
 	maps.DeleteFunc(f.known, func(id string, l *live) bool { return next.byID[id] == nil && l.Ongoing() == 0 })
 	r.Load.SetFleet(next.replicas)
-	f.show(next, change)
+	f.show(next, policy.FleetChange{})
+}
+
+// joined returns what joined and left from one view to the next: a replica that was restarted did both.
+func joined(old, next *view) (c policy.FleetChange) {
+	for _, rep := range next.replicas {
+		was := old.byID[rep.ID]
+		if was == nil || restarted(was, rep) {
+			c.Added = append(c.Added, rep)
+		}
+		if was != nil && restarted(was, rep) {
+			c.Removed = append(c.Removed, was)
+		}
+	}
+	for _, rep := range old.replicas {
+		if next.byID[rep.ID] == nil {
+			c.Removed = append(c.Removed, rep)
+		}
+	}
+	return c
 }
 
 // replica returns the Replica of a member at a place in the fleet, with the live
@@ -206,14 +219,29 @@ func (f *Fleet) connect(some []*policy.Replica, up func(*policy.Replica) bool) {
 // show puts a View into force and lets the queue choose again. O(replicas). Called with mu held.
 func (f *Fleet) show(next *view, c policy.FleetChange) {
 	r := f.router
-	for _, o := range r.observers {
-		if o.FleetChanged != nil && len(c.Added)+len(c.Removed)+len(c.Connected)+len(c.Disconnected) > 0 {
-			o.FleetChanged(c)
-		}
-	}
+	old := r.view.Load()
 	next.list()
+	for _, o := range r.observers {
+		notify(o, old.serving(), next.serving(), c)
+	}
+	r.prefiller.show(old, next, c)
 	r.view.Store(next)
 	r.Health.force()
+}
+
+// notify passes to an observer the changes of the replicas that it decides for; c has the connections.
+func notify(o *policy.Observer, old, next *view, c policy.FleetChange) {
+	if o.FleetChanged == nil {
+		return
+	}
+	of := policy.FleetChange{Connected: next.those(c.Connected), Disconnected: next.those(c.Disconnected)}
+	if old.epoch != next.epoch {
+		members := joined(old, next)
+		of.Added, of.Removed = members.Added, members.Removed
+	}
+	if len(of.Added)+len(of.Removed)+len(of.Connected)+len(of.Disconnected) > 0 {
+		o.FleetChanged(of)
+	}
 }
 
 // SetCapacity passes to the policy how many tokens the KV cache of a replica holds, if
@@ -225,7 +253,7 @@ func (f *Fleet) SetCapacity(id string, kvTokens int) {
 		return
 	}
 	defer r.gate.leave()
-	for _, o := range r.observers {
+	for o := range r.prefiller.observers() {
 		if o.CapacityChanged != nil {
 			o.CapacityChanged(id, kvTokens)
 		}
@@ -265,14 +293,31 @@ func (s *sessions) slot(session string) (slot *atomic.Uint64, hash uint64) {
 	return &s.slots[hash%uint64(len(s.slots))], hash
 }
 
-// note records that a session went to a replica.
-func (s *sessions) note(session string, l *live) {
-	if s == nil || session == "" {
+// note records that the session of a request went to a replica, unless it ends with the request.
+func (s *sessions) note(q *policy.Request, l *live) {
+	if s == nil || q.Session == "" {
 		return
 	}
-	slot, hash := s.slot(session)
-	if now := hash ^ l.number; slot.Load() != now {
+	slot, hash := s.slot(q.Session)
+	switch now := hash ^ l.number; {
+	case q.State().Final:
+		slot.Store(0)
+	case slot.Load() != now:
 		slot.Store(now)
+	}
+}
+
+// Forget frees what is kept of a session that has ended: a replica that drains keeps it no longer.
+func (f *Fleet) Forget(session string) {
+	if f.sessions == nil || session == "" {
+		return
+	}
+	slot, hash := f.sessions.slot(session)
+	at := slot.Load()
+	for _, rep := range f.router.view.Load().replicas {
+		if at == hash^liveOf(rep).number {
+			slot.CompareAndSwap(at, 0)
+		}
 	}
 }
 

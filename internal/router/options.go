@@ -21,6 +21,12 @@ type Tokenizer interface {
 // Options configure a Router. Only Policy is needed. A policy without Choose is none.
 type Options struct {
 	Policy policy.Policy
+	// Prefill returns another value of Policy, for the prefill legs of requests where replicas have roles; nil = every
+	// request is served whole.
+	Prefill func() (policy.Policy, error)
+	// Split decides, from the length of the prompt and the decision on the whole request, whether it is sent in two
+	// legs: the simulator compares rules. nil = what costs less.
+	Split func(prompt int, whole policy.Decision) bool
 	// Plain decides for the requests that a Rollout keeps from Policy; none = there can be no Rollout. It observes
 	// nothing.
 	Plain policy.Policy

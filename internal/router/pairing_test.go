@@ -85,7 +85,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 				case 0:
 					err = r.Reserve(t.Context(), c.q, c.b, How{Query: true})
 				case 1:
-					err = r.Reserve(t.Context(), c.q, c.b, How{Assigned: &Assigned{"r1", policy.Decision{Reason: policy.ReasonCentral}}})
+					err = r.Reserve(t.Context(), c.q, c.b, How{Assigned: &Assigned{Replica: "r1", Decision: policy.Decision{Reason: policy.ReasonCentral}}})
 				case 2:
 					err = r.Reserve(t.Context(), c.q, c.b, How{Ticket: new(Ticket)})
 				case 3:

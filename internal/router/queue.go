@@ -50,7 +50,7 @@ func (u *queue) number(s *state.Request, now time.Time) {
 	if now.After(u.came) {
 		u.came = now
 	}
-	s.QueuedAt, s.Seq, s.Came = u, u.seq, u.came
+	s.QueuedAt, s.Seq, s.Came = u.router.number, u.seq, u.came
 }
 
 // add puts a request into the queue, where it waits for no replica yet. Where the queue is full, it takes the place of
@@ -181,7 +181,7 @@ func (u *queue) serve(at *policy.Replica) {
 			return
 		}
 		first := liveOf(rep).waiters
-		if len(u.any) > 0 && !rep.Drains() && (len(first) == 0 || served(u.any[0], first[0]) < 0) {
+		if len(u.any) > 0 && !rep.Drains() && rep.Role != policy.RolePrefill && (len(first) == 0 || served(u.any[0], first[0]) < 0) {
 			first = u.any
 		}
 		if len(first) == 0 {
@@ -298,6 +298,9 @@ func (t Ticket) GiveUp(cause error) error {
 		return w.err
 	}
 	w.b.Withdraw(w.q) // served in the same moment: the next in the queue takes it
+	if x := legsOf(w.q); x.two() {
+		x.prefill.Withdraw(w.q)
+	}
 	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: cause}
 }
 

@@ -25,7 +25,7 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 		return nil, "", false
 	}
 	r := k.router
-	rep, why := k.choose(q, r.view.Load())
+	rep, why := k.choose(q, r.view.Load().serving())
 	if rep == nil || !rep.State().Take() {
 		return nil, "", false
 	}
@@ -35,7 +35,7 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 		k.Release(rep)
 		return nil, "", false
 	}
-	r.Fleet.sessions.note(q.Session, liveOf(rep))
+	r.Fleet.sessions.note(q, liveOf(rep))
 	return rep, why, true
 }
 

@@ -38,9 +38,13 @@ func DropPrompt(q *policy.Request) { q.Prompt = policy.Prompt{} }
 func Settle(q *policy.Request) {
 	s := q.State()
 	q.Session = state.SessionKey(q.Session)
+	q.SetParent("")
 	q.Exclude, q.Allow = nil, nil
 	s.Origin, s.Tried, s.Sets = nil, nil, nil
 	if x := shadowOf(q); x != nil {
+		Settle(&x.request)
+	}
+	if x := legsOf(q); x != nil && q != &x.request {
 		Settle(&x.request)
 	}
 }

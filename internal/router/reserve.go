@@ -23,6 +23,15 @@ type How struct {
 	Backoff time.Duration
 	// Assigned is what a look-aside server decided, in the place of the policy; nil = nothing. It does not wait.
 	Assigned *Assigned
+	// Prefill is for a request that may be sent in two legs: where the prefill leg is reserved, in the same step. The
+	// Decision there has a replica where the request is split: the replica of b then decodes it. nil, or no replica
+	// there = it is served whole.
+	Prefill *Reservation
+	// From is the replica that has prefilled the request: one is reserved that decodes it. nil = it is not prefilled.
+	From *policy.Replica
+	// PairOnly is for an engine whose replicas refuse a request that is not split, if they have a role: it is served
+	// whole where they have none, else in two legs.
+	PairOnly bool
 	// Ticket is for a host that blocks no goroutine: where the request has to wait, it is the request's place in the
 	// queue, and Reserve returns ErrQueued. Then either Take or GiveUp is called, once. nil = Reserve waits.
 	Ticket *Ticket
@@ -33,6 +42,7 @@ type How struct {
 type Assigned struct {
 	Replica  string          // its id
 	Decision policy.Decision // but for the replica
+	Prefill  *Assigned       // of the prefill leg; nil = the request is not split
 }
 
 // Reserve chooses a replica and reserves the request on it in one step. It is the only way to a reservation but for a
@@ -48,6 +58,7 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	if how.Assigned == nil {
 		r.Prepare(ctx, q)
 	}
+	r.prefiller.split(ctx, q, &how)
 	narrow(q)
 	w, err := r.reserve(ctx, q, b, &how)
 	switch {
@@ -71,7 +82,7 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 // for no replica until its backoff has passed.
 func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation, how *How) (*waiter, error) {
 	r.mu.Lock()
-	if how.Assigned == nil && !r.prepared(q, r.view.Load()) { // the fleet has changed meanwhile
+	if how.Assigned == nil && !r.prepared(q, r.view.Load().serving()) { // the fleet has changed meanwhile
 		r.mu.Unlock()
 		r.Prepare(ctx, q)
 		r.mu.Lock()
@@ -79,7 +90,7 @@ func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	defer r.mu.Unlock() // also when the policy panics
 	u, s, waits := &r.queue, q.State(), !how.NoWait && !how.Query && how.Assigned == nil
 	s.Query = how.Query
-	comes, watched := waits && s.QueuedAt != any(u), q.Answer != state.AnswerUnseen || !r.outliers.AllHealthy()
+	comes, watched := waits && s.QueuedAt != r.number, q.Answer != state.AnswerUnseen || !r.outliers.AllHealthy()
 	var now time.Time // the clock is read where that is of use
 	if comes || watched {
 		now = r.opts.Now()
@@ -121,8 +132,9 @@ func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	return w, nil
 }
 
-// charged charges a reservation with what was decided; now as for choose. Called with mu held.
-func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Time) {
+// charged charges a reservation with what was decided; ahead is the work of an earlier leg, now as for choose. Called
+// with mu held.
+func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float64, now time.Time) (work float64) {
 	d, is := &b.Decision, q.State()
 	d.State().Plain = is.Plain
 	if is.Attempt > 0 {
@@ -131,7 +143,7 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 	if x := shadowOf(q); x != nil {
 		x.decided = false // that was an earlier pick
 	}
-	if r.shades() && !is.Query {
+	if r.shades() && !is.Query && d.State().Prefill == nil && !d.State().Decode {
 		r.shadow.choose(q, v, d)
 	}
 	l := liveOf(d.Replica)
@@ -142,16 +154,20 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, now time.Ti
 		d.SetRank(policy.AnyRank)
 	}
 	prefill := min(max(int64(q.PromptTokens)-int64(max(d.MatchedTokens, int(d.State().Expected))), 0), state.MaxPrefill)
+	if d.State().Decode {
+		prefill = 0
+	}
 	b.router, b.prefill, b.held = r, int32(prefill), true
 	// Requests under way are work too: a replica that is given more than others is not late for it.
-	work := float64(prefill + is.Ahead + load.Overhead*(all>>state.TokenBits+1))
+	work = ahead + float64(prefill+is.Ahead+load.Overhead*(all>>state.TokenBits+1))
 	l.Book.Add(1<<state.TokenBits + prefill) // quick picks write it too
 	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
 	is.Mark, d.State().Probe = &b.attempt.Mark, b.attempt.Probe
+	return work
 }
 
 // takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
-func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
+func (r *Router) takeBack(own *policy.Observer, q *policy.Request, d *policy.Decision) {
 	s, x := r.shadow, shadowOf(q)
 	shades := s != nil && s.Observer.Withdrawn != nil && x != nil && x.decided && x.decision.Replica != nil
 	if !d.State().Chosen && !shades {
@@ -159,7 +175,7 @@ func (r *Router) takeBack(q *policy.Request, d *policy.Decision) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	withdrawn(&r.own, q, d)
+	withdrawn(own, q, d)
 	if shades {
 		x.decided = false
 		s.Observer.Withdrawn(&x.request, x.decision)
@@ -177,7 +193,7 @@ func withdrawn(o *policy.Observer, q *policy.Request, d *policy.Decision) {
 // PromptHashes returns the hashed blocks of a request that was prepared, nil where the policy has made none.
 func (r *Router) PromptHashes(q *policy.Request) *policy.Hashed {
 	b, ok := q.Prepared.(blocks)
-	if !ok || q.State().Prepared != any(r) || q.Pin != "" {
+	if !ok || q.State().Prepared != r.number || q.Pin != "" {
 		return nil
 	}
 	return b.Hashed()
@@ -205,12 +221,12 @@ func matched(p *policy.Policy, q *policy.Request, v *view, r *policy.Replica) in
 // loads. Nothing is reserved. A pinned request has no other replica. The cost is that of n
 // times Choose, whatever the request excludes; the Router's lock is free between two of
 // them, so that others can pick.
-func (r *Router) Next(q *policy.Request, booked *policy.Replica, n int, to []policy.Decision) []policy.Decision {
+func (r *Router) Next(q *policy.Request, reserved *policy.Replica, n int, to []policy.Decision) []policy.Decision {
 	if q.Pin != "" || n <= 0 {
 		return to
 	}
 	own := q.Exclude
-	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), booked.ID), nil
+	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), reserved.ID), nil
 	defer func() { q.Exclude, q.State().Sets = own, nil }()
 	for range n {
 		narrow(q)
@@ -234,7 +250,7 @@ func narrow(q *policy.Request) {
 func (r *Router) next(q *policy.Request) (d policy.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	v, preview := r.view.Load(), r.opts.Policy.Preview
+	v, preview := r.view.Load().serving(), r.opts.Policy.Preview
 	if q.State().Plain {
 		preview = r.opts.Plain.Preview
 	}

@@ -60,7 +60,7 @@ func decides(share float64, q *policy.Request) bool {
 // draw returns a number in [0,1) that is the same for a session, in every process.
 func draw(q *policy.Request) float64 {
 	const seed = 0x726f_6c6c_6f75_7401 // apart from every other use of a session's hash
-	key := cmp.Or(state.SessionKey(q.Session), q.ID)
+	key := cmp.Or(state.SessionKey(q.Affinity()), q.ID)
 	if key == "" {
 		return rand.Float64()
 	}

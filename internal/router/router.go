@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -16,7 +17,8 @@ import (
 // A Router hosts one policy over one fleet: it picks and reserves. Safe for use by
 // many goroutines.
 type Router struct {
-	quick Quick
+	number uint64 // random; set once
+	quick  Quick
 	// view is replaced under mu and read without it.
 	view atomic.Pointer[view]
 
@@ -40,6 +42,7 @@ type Router struct {
 	observers []*policy.Observer // own, and that of the shadow
 	gate      gate
 	shadow    *shadow // nil = none
+	prefiller prefiller
 
 	// mu makes choosing and reserving one step. It guards every book, the queue,
 	// the randomness, and all below. It is held while the policy's Choose and
@@ -70,10 +73,13 @@ func NewRouter(o Options) (*Router, error) {
 		quick = nil
 	}
 	o = o.withDefaults()
-	r := &Router{opts: o, own: o.Policy.Observer, uses: o.Policy.Uses | o.Shadow.Uses}
+	r := &Router{number: rand.Uint64(), opts: o, own: o.Policy.Observer, uses: o.Policy.Uses | o.Shadow.Uses}
 	r.Health.router, r.Rollout.router, r.quick.router, r.queue.router = r, r, r, r
 	r.Fleet = Fleet{router: r, known: make(map[string]*live)}
-	r.gate.closers = closersOf(&o)
+	r.prefiller.router, r.prefiller.build = r, o.Prefill
+	if r.gate.closers = closersOf(&o); o.Policy.Close != nil {
+		r.gate.closers = append(r.gate.closers, r.prefiller.close)
+	}
 	r.observers = []*policy.Observer{&r.own}
 	if o.Shadow.Choose != nil {
 		r.shadow = &shadow{o.Shadow}
@@ -84,6 +90,9 @@ func NewRouter(o Options) (*Router, error) {
 	r.Load = load.New(o.Now, func(on bool) { r.quick.hinder(reporting, on) })
 	if o.DrainGrace > 0 && r.uses&policy.UsesSession != 0 {
 		r.Fleet.sessions = &sessions{seed: maphash.MakeSeed()}
+	}
+	if own := o.Policy.IndexStats; own != nil {
+		r.opts.Policy.IndexStats = func() policy.IndexStats { return r.prefiller.indexStats(own()) }
 	}
 	r.Routes.index = o.Policy.IndexStats != nil && r.own.Routed != nil
 	if r.own.Routed == nil && r.own.Completed == nil && o.Policy.Close == nil && r.shadow == nil {
@@ -140,20 +149,20 @@ func (r *Router) View() policy.View { return r.view.Load() }
 // prepared reports whether there is nothing to prepare for a view.
 func (r *Router) prepared(q *policy.Request, v *view) bool {
 	s := q.State()
-	return !r.prepares || len(v.replicas) == 0 || s.Prepared == any(r) && s.Epoch == v.epoch
+	return !r.prepares || len(v.replicas) == 0 || s.Prepared == r.number && s.Epoch == v.epoch
 }
 
 // Prepare does the part of a pick that needs no lock. A host calls it before
 // Reserve so that the work is done off the picker; it does so
 // itself for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
-	v, s := r.view.Load(), q.State()
+	v, s := r.view.Load().serving(), q.State()
 	if r.prepared(q, v) || !r.gate.enter() {
 		return
 	}
 	defer r.gate.leave()
-	if s.Prepared != any(r) {
-		s.Prepared, q.Prepared, s.Tokenized = r, nil, false // another policy's is of no use
+	if s.Prepared != r.number {
+		s.Prepared, q.Prepared, s.Tokenized = r.number, nil, false // another policy's is of no use
 	}
 	s.Epoch, s.AnyModel = v.epoch, v.anyModel(q)
 	// A pinned request is where its route is observed.
@@ -165,21 +174,31 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	if r.opts.Tokenizer != nil && r.uses&policy.UsesPrompt != 0 && !s.Tokenized {
 		r.tokenize(ctx, q)
 	}
-	if r.uses&policy.CallsOut != 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
-		defer cancel()
-	}
-	if decides && r.opts.Policy.Prepare(ctx, q, v) != nil {
-		r.Counts.PrepareErrors.Add(1)
+	ctx, cancel := r.bounded(ctx)
+	defer cancel()
+	if decides {
+		r.ready(ctx, &r.opts.Policy, q, v)
 	}
 	if shades {
 		x := r.shadow.sees(q, v)
 		defer x.done()
-		if r.shadow.Prepare != nil && r.shadow.Prepare(ctx, &x.request, v) != nil {
-			r.Counts.PrepareErrors.Add(1)
-		}
+		r.ready(ctx, &r.shadow.Policy, &x.request, v)
 	}
+}
+
+// ready calls the Prepare of a policy, if it has one.
+func (r *Router) ready(ctx context.Context, p *policy.Policy, q *policy.Request, v *view) {
+	if p.Prepare != nil && p.Prepare(ctx, q, v) != nil {
+		r.Counts.PrepareErrors.Add(1)
+	}
+}
+
+// bounded is ctx with the deadline of a Prepare that calls out.
+func (r *Router) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if r.uses&policy.CallsOut == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, r.opts.PrepareTimeout)
 }
 
 // tokenize replaces the text of a prompt by its tokens, once for a request.
@@ -205,21 +224,26 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if d.Replica == nil {
 		return
 	}
-	if r.uses&policy.UsesLoad != 0 {
+	own := &r.own
+	if l := d.State().Prefill; l != nil {
+		x := l.Owner.(*legs)
+		q, own = &x.request, x.observer
+	}
+	if r.uses&policy.UsesLoad != 0 && !d.State().Decode {
 		r.Load.Learn(q, &d, &o)
 	}
 	r.outliers.Ended(liveOf(d.Replica).outlier, q.State().Mark, &o)
 	r.Health.Sync()
 	if !o.Sent {
-		r.takeBack(q, &d)
+		r.takeBack(own, q, &d)
 	}
 	if o.Prefilled() {
 		r.Routes.send(&d, d.State().Route)
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()
-		if r.own.Completed != nil && d.State().Observed {
-			r.own.Completed(q, d, o)
+		if own.Completed != nil && d.State().Observed {
+			own.Completed(q, d, o)
 		}
 		if r.shadow != nil {
 			r.shadow.completed(q, o)
@@ -227,20 +251,27 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	}
 }
 
-// routed notes a reservation that a call got.
+// routed notes the reservations that a call got.
 func (r *Router) routed(q *policy.Request, b *Reservation) {
-	d := &b.Decision
-	r.Fleet.sessions.note(q.Session, liveOf(d.Replica))
+	r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
 	if r.gate.enter() {
 		defer r.gate.leave()
-		r.Routes.note(q, d)
-		d.State().Observed = !d.State().Plain
-		if r.own.Routed != nil && d.State().Observed {
-			r.own.Routed(q, *d)
+		r.observe(&r.own, q, &b.Decision)
+		if x := legsOf(q); x.two() {
+			r.observe(x.observer, &x.request, &x.prefill.Decision)
 		}
 		if r.shadow != nil {
 			r.shadow.routed(q)
 		}
+	}
+}
+
+// observe passes a route to what observes it.
+func (r *Router) observe(own *policy.Observer, q *policy.Request, d *policy.Decision) {
+	r.Routes.note(q, d)
+	d.State().Observed = !d.State().Plain
+	if own.Routed != nil && d.State().Observed {
+		own.Routed(q, *d)
 	}
 }
 
@@ -257,7 +288,7 @@ func (r *Router) CacheChanged(changes []policy.CacheChange) {
 		return
 	}
 	defer r.gate.leave()
-	for _, o := range r.observers {
+	for o := range r.prefiller.observers() {
 		if o.CacheChanged != nil {
 			o.CacheChanged(changes)
 		}

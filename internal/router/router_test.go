@@ -227,6 +227,7 @@ func TestAttributesEqual(t *testing.T) {
 		ID: "a", Address: "h:1", Zone: "z", Node: "n", Weight: 1, MaxOngoing: 1, Models: []string{"m"},
 		Adapters: []string{"x"}, KVEvents: "tcp://h:2", Draining: true, Stats: map[string]float64{"s": 1},
 		KVEventsReplay: "tcp://h:3", Ranks: 2,
+		Role: policy.RolePrefill, Pair: "p", KVBootstrap: "h:4", KVEngineID: "e",
 	}
 	require.True(t, full.Equal(full))
 	for i, change := range []func(*policy.Attributes){
@@ -236,6 +237,8 @@ func TestAttributesEqual(t *testing.T) {
 		func(a *policy.Attributes) { a.Models = nil }, func(a *policy.Attributes) { a.Adapters = nil },
 		func(a *policy.Attributes) { a.KVEvents = "" }, func(a *policy.Attributes) { a.Draining = false },
 		func(a *policy.Attributes) { a.KVEventsReplay = "" }, func(a *policy.Attributes) { a.Ranks = 3 },
+		func(a *policy.Attributes) { a.Role = policy.RoleDecode }, func(a *policy.Attributes) { a.Pair = "" },
+		func(a *policy.Attributes) { a.KVBootstrap = "" }, func(a *policy.Attributes) { a.KVEngineID = "" },
 		func(a *policy.Attributes) { a.Stats = map[string]float64{"s": 2} },
 	} {
 		other := full

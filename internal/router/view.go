@@ -20,6 +20,10 @@ type view struct {
 	models   map[string]bool              // declared by at least one replica
 	loaded   map[string][]*policy.Replica // by adapter, connected or not; nil where no replica declares adapters
 
+	// The views of those that serve whole requests, and of those that may prefill for others; nil where no replica has
+	// a role: then all serve, and none prefills for another.
+	whole, prefill *view
+
 	// What connections change, made by list.
 	connected []*policy.Replica
 	leaving   []*policy.Replica    // connected and draining
@@ -47,8 +51,50 @@ func (v *view) add(r *policy.Replica) {
 	}
 }
 
+// divide makes the views of the replicas that serve, and of those that prefill, where any has a role. A replica has a
+// place of its own in each, and one live part. O(replicas).
+func (v *view) divide() {
+	if !slices.ContainsFunc(v.replicas, func(r *policy.Replica) bool { return r.Role != "" }) {
+		return
+	}
+	part := func(without string) *view {
+		p := newView(v.router, v.epoch)
+		for _, r := range v.replicas {
+			if r.Role != without {
+				p.add(policy.NewReplica(r.Attributes, len(p.replicas), r.Host(), r.State()))
+			}
+		}
+		return p
+	}
+	v.whole, v.prefill = part(policy.RolePrefill), part(policy.RoleDecode)
+}
+
+// serving is the view of the replicas that serve whole requests.
+func (v *view) serving() *view {
+	if v.whole != nil {
+		return v.whole
+	}
+	return v
+}
+
+// those returns the replicas of another view of the fleet as they are in this one, without those that are not.
+func (v *view) those(all []*policy.Replica) (in []*policy.Replica) {
+	for _, r := range all {
+		if own := v.byID[r.ID]; own != nil {
+			in = append(in, own)
+		}
+	}
+	return in
+}
+
 // list fills the lists of those that are connected. O(replicas).
 func (v *view) list() {
+	if v.whole != nil {
+		whole, prefill := *v.whole, *v.prefill
+		whole.list()
+		prefill.list()
+		v.whole, v.prefill = &whole, &prefill
+	}
 	o := &v.router.opts
 	v.connected = make([]*policy.Replica, 0, len(v.replicas))
 	v.leaving, v.near, v.fewest = nil, [2][]*policy.Replica{}, nil
@@ -111,7 +157,7 @@ func (v *view) Load(r *policy.Replica) float64 {
 }
 
 func (v *view) PeerDrift() float64 {
-	return v.router.Load.Drift() / float64(max(len(v.replicas), 1))
+	return v.router.Load.Drift() / float64(max(len(v.router.view.Load().replicas), 1))
 }
 
 func (v *view) Available(q *policy.Request, r *policy.Replica) bool {
@@ -129,7 +175,8 @@ func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
 	s := q.State()
 	leaves := r.State().Flags.Load()&state.Leaving != 0 && s.Resort < state.Leavers
 	return (s.Keeper == r.State() || !r.Draining && !leaves) && !excluded(q, r) &&
-		(q.Model == "" || s.AnyModel || len(r.Models) == 0 || slices.Contains(r.Models, q.Model))
+		(q.Model == "" || s.AnyModel || len(r.Models) == 0 || slices.Contains(r.Models, q.Model)) &&
+		(!s.PairOnly || r.Role == "") && (s.Legs == nil || s.Legs.Pairs == nil || slices.Contains(s.Legs.Pairs, r.Pair))
 }
 
 // resorts reports whether the request takes a replica all the same that is barred.

@@ -53,6 +53,7 @@ const (
 	KeyCondition     = attribute.Key("warmpath.condition")  // of a replica
 	KeyProbe         = attribute.Key("warmpath.probe")      // the request was sent to see whether the replica is back
 	KeyKind          = attribute.Key("warmpath.kind")       // of a KV event that could not be read
+	KeyOutputTokens  = attribute.Key("warmpath.output_tokens")
 )
 
 // Attribute keys of a shadow policy's decision.
@@ -68,6 +69,7 @@ const (
 const (
 	EventName   = "warmpath.decision" // a decision, where there is no span of the attempt's own
 	EjectedName = "warmpath.ejected"  // the call failed, and its replica is ejected since, or still
+	ResumedName = "warmpath.resumed"  // the stream broke at a replica, after so many output tokens, and goes on elsewhere
 )
 
 // Attributes describe one decision for a span.
@@ -110,6 +112,13 @@ func Attributes(policyName string, q *policy.Request, d *policy.Decision) []attr
 	return kvs
 }
 
+// Resumed adds the event of a stream that goes on elsewhere.
+func Resumed(span trace.Span, from *policy.Replica, tokens int) {
+	if span.IsRecording() {
+		span.AddEvent(ResumedName, trace.WithAttributes(KeyReplica.String(from.ID), KeyOutputTokens.Int(tokens)))
+	}
+}
+
 // Ejected adds the event where the replica of a call that failed is ejected.
 func Ejected(span trace.Span, rt *router.Router, r *policy.Replica) {
 	if !span.IsRecording() {
@@ -128,6 +137,7 @@ var NoReport = Report{Place: -1, Usage: policy.NoUsage}
 type Report struct {
 	Replica       string // id of the replica of the last attempt that was sent; "" when none was picked
 	Address       string
+	Prefill       string // id of the replica that prefilled the prompt for it; "" = it did itself
 	Policy        string
 	Reason        policy.Reason
 	Rule          policy.Reason // the policy's own reason where Reason is another's: see [policy.Decision]
@@ -137,6 +147,7 @@ type Report struct {
 	Load          float64       // of the replica when it was picked, in tokens
 	Queued        time.Duration // how long the attempt waited in the queue
 	Attempts      int           // made, this one included
+	Resumed       int           // of them, those that went on with a stream whose replica died
 	Usage         policy.Usage  // as the replica reported it
 }
 
@@ -151,6 +162,7 @@ const (
 	Quarantined         // calls that failed because of their prompt
 	Aborts              // calls of an engine's Abort, by how they ended
 	LoadPolls           // questions for a replica's load, by how they ended
+	Resumes             // streams that broke and may go on at another replica, by whether they did
 	Unbound             // channels that never met the balancer
 	prompt
 	predicted
@@ -169,6 +181,12 @@ const (
 	RetryTimeout  = "first_token_timeout" // nothing came in time: cancelled, and made elsewhere
 )
 
+// Whether a stream that broke went on elsewhere: the reasons of Resumes.
+const (
+	DidResume  = "resumed"
+	NotResumed = "failed" // or is not safe to go on, or there is no replica or no budget
+)
+
 // How a call of the client's own to a replica ended: the reasons of Aborts and LoadPolls.
 const (
 	CallDone    = "done"
@@ -184,6 +202,7 @@ var counterNames = [counters]struct{ name, unit, text string }{
 	Quarantined: {"warmpath.quarantined", "{call}", "Calls that failed because their prompt is in quarantine."},
 	Aborts:      {"warmpath.aborts", "{call}", "Calls of an engine's Abort for calls that were cancelled, by how they ended."},
 	LoadPolls:   {"warmpath.load_polls", "{call}", "Questions for a replica's load, by how they ended."},
+	Resumes:     {"warmpath.resumes", "{stream}", "Streams that broke and may go on elsewhere, by whether they did."},
 	Unbound: {"warmpath.handles.unbound", "{channel}",
 		"Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it."},
 	prompt: {"warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage."},

@@ -30,6 +30,10 @@ var declarable = []struct {
 	{"ranks", func(a *policy.Attributes, value string) (err error) { a.Ranks, err = strconv.Atoi(value); return }},
 	{"models", func(a *policy.Attributes, value string) error { a.Models = names(value); return nil }},
 	{"adapters", func(a *policy.Attributes, value string) error { a.Adapters = names(value); return nil }},
+	{"role", func(a *policy.Attributes, value string) error { a.Role = value; return nil }},
+	{"pair", func(a *policy.Attributes, value string) error { a.Pair = value; return nil }},
+	{"kv_bootstrap", func(a *policy.Attributes, value string) error { a.KVBootstrap = value; return nil }},
+	{"kv_engine_id", func(a *policy.Attributes, value string) error { a.KVEngineID = value; return nil }},
 	{"kv_events", func(a *policy.Attributes, value string) error { a.KVEvents = value; return nil }},
 	{"kv_events_replay", func(a *policy.Attributes, value string) error { a.KVEventsReplay = value; return nil }},
 }

@@ -178,9 +178,10 @@ func TestDeclare(t *testing.T) {
 		{name: "nothing", pod: aPod("a", "")},
 		{
 			name: "every field", pod: aPod("a", "", annotated("warmpath.dev/weight", "1.5", "warmpath.dev/ranks", "2", "warmpath.dev/models", "m, n",
-				"warmpath.dev/adapters", "x", "warmpath.dev/kv_events", "tcp://HOST:1", "warmpath.dev/kv_events_replay", "tcp://HOST:2")),
+				"warmpath.dev/adapters", "x", "warmpath.dev/kv_events", "tcp://HOST:1", "warmpath.dev/kv_events_replay", "tcp://HOST:2",
+				"warmpath.dev/role", "decode", "warmpath.dev/pair", "r7/tp4", "warmpath.dev/kv_bootstrap", "b:1", "warmpath.dev/kv_engine_id", "e")),
 			want: policy.Attributes{Weight: 1.5, Ranks: 2, Models: []string{"m", "n"}, Adapters: []string{"x"},
-				KVEvents: "tcp://HOST:1", KVEventsReplay: "tcp://HOST:2"},
+				KVEvents: "tcp://HOST:1", KVEventsReplay: "tcp://HOST:2", Role: policy.RoleDecode, Pair: "r7/tp4", KVBootstrap: "b:1", KVEngineID: "e"},
 		},
 		{name: "label", pod: aPod("a", "", labelled("warmpath.dev/weight", "2")), want: policy.Attributes{Weight: 2}},
 		{

@@ -138,6 +138,11 @@ func embedded(e *cluster.Embed) (*natsserver.Options, error) {
 	o.Cluster = natsserver.ClusterOpts{
 		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT),
 	}
+	if e.TLS != nil {
+		if o.Cluster.TLSConfig, err = routeTLS(e.TLS); err != nil {
+			return nil, fmt.Errorf("tls.%w", err)
+		}
+	}
 	for i, r := range e.Routes {
 		u, err := url.Parse(r)
 		if err != nil {

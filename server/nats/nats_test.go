@@ -3,11 +3,17 @@ package nats_test
 import (
 	"bytes"
 	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/big"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -302,4 +308,53 @@ func TestConfig(t *testing.T) {
 		_, err := server.ParseConfig([]byte(text + deployments))
 		require.ErrorContains(t, err, want, text)
 	}
+}
+
+// certificates writes an authority, and a pair that it has signed for the loopback, into a directory.
+func certificates(t testing.TB) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	write := func(name, kind string, der []byte) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+	}
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	c := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, c, public, private)
+	require.NoError(t, err)
+	key, err := x509.MarshalPKCS8PrivateKey(private)
+	require.NoError(t, err)
+	write("ca.pem", "CERTIFICATE", der)
+	write("cert.pem", "CERTIFICATE", der)
+	write("key.pem", "PRIVATE KEY", key)
+	return dir
+}
+
+// With TLS servers find each other, and one with a certificate of another authority, or without any, is kept out.
+func TestRouteTLS(t *testing.T) {
+	ours, theirs, at := certificates(t), certificates(t), ports(t, 4)
+	secured := func(i int, dir string) string {
+		files := fmt.Sprintf("tls: {ca: %[1]s/ca.pem, cert: %[1]s/cert.pem, key: %[1]s/key.pem}, routes:", dir)
+		return strings.Replace(embedded(at, i), "routes:", files, 1)
+	}
+	a, b := start(t, secured(0, ours)), start(t, secured(1, ours))
+	other, plain := start(t, secured(2, theirs)), start(t, embedded(at, 3))
+	a.agrees(t, 1)
+	b.agrees(t, 1)
+	for _, n := range []*node{other, plain} {
+		require.Eventually(t, func() bool { return strings.Contains(n.logs.String(), "nats: ") }, time.Minute, 5*time.Millisecond)
+		n.agrees(t, 0)
+	}
+	a.agrees(t, 1)
+
+	c, err := server.ParseConfig([]byte(secured(0, filepath.Join(ours, "missing"))))
+	require.NoError(t, err)
+	_, err = server.New(c, server.Options{})
+	require.ErrorContains(t, err, "cluster.nats.embed: tls.ca: open ")
+	_, err = server.ParseConfig([]byte(strings.Replace(embedded(at, 0), "routes:", "tls: {ca: x}, routes:", 1)))
+	require.ErrorContains(t, err, "cluster.nats.embed.tls: want all of ca, cert and key")
 }

@@ -77,6 +77,7 @@ func TestHeartbeatsCarryEverything(t *testing.T) {
 	c.Replica = policy.Attributes{
 		ID: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z", Node: "n", Weight: 2, MaxOngoing: 8,
 		Models: []string{"m"}, Adapters: []string{"x"}, Ranks: 4, KVEvents: "tcp://e:1", KVEventsReplay: "tcp://e:2", Instance: "life",
+		Role: policy.RolePrefill, Pair: "p", KVBootstrap: "10.0.0.1:9000", KVEngineID: "e",
 	}
 	c.Deployment, c.Lease, c.KVTokens = "d", 5*time.Second, 1000
 	c.Stats = func() map[string]float64 { return map[string]float64{"temperature": 61.5} }
@@ -90,6 +91,7 @@ func TestHeartbeatsCarryEverything(t *testing.T) {
 			Id: "a", Address: "10.0.0.1:50051", ServerName: "a.example", Zone: "z", Node: "n", Weight: 2, MaxOngoingRequests: 8,
 			Models: []string{"m"}, Adapters: []string{"x"}, Ranks: 4, KvEvents: "tcp://e:1", KvEventsReplay: "tcp://e:2",
 			KvTokens: 1000, Stats: map[string]float64{"temperature": 61.5}, Instance: "life",
+			Role: "prefill", Pair: "p", KvBootstrap: "10.0.0.1:9000", KvEngineId: "e",
 		},
 	}
 	same := func(s *lookaside) {

@@ -2,7 +2,7 @@
 // replica, by a hash ring that every client computes alike.
 //
 // The rule. Every replica has num_virtual_nodes points on a ring of 64-bit
-// hashes. A request's key (its session, else its request id) is hashed onto the
+// hashes. A request's key (its session, or that of the parent, else its request id) is hashed onto the
 // ring; the replicas met clockwise from there, each counted once, are its
 // order. It goes to the first that is available. A replica that is not
 // connected, is draining, is excluded or does not serve the model is skipped; a
@@ -94,7 +94,7 @@ func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica
 	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring) == 0 {
 		return nil, ""
 	}
-	r := v.ByID(ring[ring.after(Hash(q.Session))].owner.id)
+	r := v.ByID(ring[ring.after(Hash(q.Affinity()))].owner.id)
 	if r == nil || !r.Open() {
 		return nil, ""
 	}
@@ -105,7 +105,7 @@ func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
 	if p.cfg.Weighted && p.epoch != v.Epoch() {
 		p.reweigh(v)
 	}
-	if key := cmp.Or(q.Session, q.ID); key != "" {
+	if key := cmp.Or(q.Affinity(), q.ID); key != "" {
 		return p.clockwise(Hash(key), q, v)
 	}
 	d := p.clockwise(v.Lot(q), q, v)

@@ -13,6 +13,9 @@ func (p *kvAware) choose(q *policy.Request, v policy.View) policy.Decision {
 	d, o := p.pick(q, v)
 	if o != nil {
 		p.recent.add(q.Prepared.(*prepared), o.replica, o.rank)
+		if p.misses++; o.saved > 0 {
+			p.misses = 0
+		}
 	}
 	return d
 }
@@ -151,7 +154,8 @@ func (c *choice) share(k *candidate) float64 {
 
 // best returns, of those that cost about the least, one that saves the most, and of these
 // the least loaded if no peer load drifts and engines report what they hold, so that others find the prompt
-// wherever it goes; else, and of equals, the first in the rendezvous order, which all clients share.
+// wherever it goes; else, and of equals, and where nothing was found lately, the first in the rendezvous order, which
+// all clients share.
 func (c *choice) best() (*option, policy.Reason) {
 	// A token that must be computed delays all requests that wait, which are taken to be like this one.
 	waiting := cacheview.Waiting(c.queue, float64(c.Tokens)-c.saves)
@@ -165,7 +169,7 @@ func (c *choice) best() (*option, policy.Reason) {
 	equal := 0
 	drift := c.View.PeerDrift()
 	slack := max(nearTie, drift)
-	exact := drift == 0 && !c.Stale
+	exact := drift == 0 && !c.Stale && c.misses < unshared
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {

@@ -21,6 +21,9 @@ const (
 	// it; the drift of the peer load, where that is more. Among equals what is cached decides, then
 	// the least load or the rendezvous order, see best: docs/routing-quality.md, row "near ties".
 	nearTie = 4000
+	// unshared is after how many prompts in a row of which nothing was cached anywhere the rendezvous order decides
+	// between equals: then the least loaded is no better a place for what comes next, nothing-shared-110 of the matrix.
+	unshared = 50
 )
 
 // credits are how much of a cached token on each tier need not be computed.

@@ -18,6 +18,7 @@ type kvAware struct {
 	// What follows belongs to Choose, and so to the Router's lock.
 	choosing rendezvous.Scorer
 	options  []option
+	misses   int // picks since one with something cached
 }
 
 // New returns a policy, or an error that names the field that is out of bounds.

@@ -42,7 +42,7 @@ type Result struct {
 	Refilled int `json:"refilled_tokens"`
 	KVTokens int `json:"kv_tokens"`
 	// Leaked is the reservations and queue entries left when all calls had ended.
-	Leaked int `json:"leaked_bookings"`
+	Leaked int `json:"leaked_reservations"`
 	// HeldBack is how many calls were not sent, since too many were under way or this machine was too busy:
 	// the load was not open-loop then.
 	HeldBack int `json:"held_back"`

@@ -196,7 +196,7 @@ type Footprint struct {
 	Goroutines int    `json:"goroutines"`
 	Heap       uint64 `json:"heap_bytes"`
 	// Reservations are those of all channels; calls are under way then.
-	Reservations int `json:"bookings"`
+	Reservations int `json:"reservations"`
 }
 
 // footprint is the least of some measurements: calls come and go meanwhile.

@@ -94,8 +94,14 @@ type Balance struct {
 	KVCV       float64 `json:"kv_cv"`
 	// FollowUpsHome is the share of the later requests of sessions that are sent to the replica of the first.
 	FollowUpsHome float64 `json:"follow_ups_home"`
+	// FollowUpsCached is the share of the prompt tokens of these requests that engines found in their caches.
+	FollowUpsCached float64 `json:"follow_ups_cached"`
+	// EndedKV is the share of the KV caches that holds prompts of sessions whose last request has ended.
+	EndedKV float64 `json:"ended_kv"`
 	// RegretMS is the mean of the estimated TTFT on the chosen replica less that on the best one.
 	RegretMS float64 `json:"regret_ms"`
+	// Split is the share of the requests that one replica prefilled and another one decoded.
+	Split float64 `json:"split"`
 }
 
 // Spread is the largest figure of any seed less the smallest.

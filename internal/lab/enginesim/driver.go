@@ -92,21 +92,26 @@ func (d *Driver) Submit(r Request) (*Call, error) {
 	}
 	now := d.catchUp()
 	c := &Call{driver: d, news: make(chan struct{}, 1)}
+	if r.Received {
+		c.received = make(chan struct{})
+	}
 	r.Data = c
-	_, busy := d.engine.NextStep()
 	seq, err := d.engine.Submit(now, r)
 	if err != nil {
 		return nil, err
 	}
 	c.seq = seq
 	d.calls[c] = struct{}{}
-	if !busy {
-		select {
-		case d.wake <- struct{}{}:
-		default:
-		}
-	}
+	d.wakeUp()
 	return c, nil
+}
+
+// wakeUp has the clock look at when the next pass ends.
+func (d *Driver) wakeUp() {
+	select {
+	case d.wake <- struct{}{}:
+	default:
+	}
 }
 
 // now is the clock in engine time. Caller holds mu.
@@ -134,6 +139,10 @@ func (d *Driver) catchUp() time.Duration {
 func (d *Driver) step(at time.Duration) {
 	for _, ev := range d.engine.Step(at) {
 		c := ev.Seq.req.Data.(*Call)
+		if ev.Index < 0 {
+			c.receive()
+			continue
+		}
 		c.set(ev.Index+1, ev.Done, nil)
 		if ev.Done {
 			delete(d.calls, c)
@@ -177,15 +186,29 @@ type Call struct {
 	seq    *Sequence
 	news   chan struct{}
 
+	received chan struct{} // of a request with Received: closed once its KV has come or it has ended
+
 	// Driver.mu guards what follows.
 	count int
 	done  bool
 	err   error
+	came  bool // received is closed
+}
+
+// receive closes received, once; the caller holds Driver.mu.
+func (c *Call) receive() {
+	if c.received != nil && !c.came {
+		c.came = true
+		close(c.received)
+	}
 }
 
 // set notes how many tokens there are and whether the call has ended; the caller holds Driver.mu.
 func (c *Call) set(count int, done bool, err error) {
 	c.count, c.done, c.err = count, done, err
+	if done {
+		c.receive()
+	}
 	select {
 	case c.news <- struct{}{}:
 	default:
@@ -225,6 +248,22 @@ func (c *Call) Abort() {
 	d.engine.Abort(now, c.seq)
 	delete(d.calls, c)
 	c.set(c.count, true, nil)
+}
+
+// Received is closed once the KV of a request with Request.Received has come or the call has ended; nil of other
+// requests.
+func (c *Call) Received() <-chan struct{} { return c.received }
+
+// Release frees what a call that has ended holds by Request.Hold; it does nothing twice.
+func (c *Call) Release() {
+	d := c.driver
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	d.engine.Release(d.catchUp(), c.seq)
+	d.wakeUp()
 }
 
 // Result is what became of the call, once it has ended; until then what is known so far.

@@ -18,7 +18,8 @@ var (
 type Event struct {
 	// Seq is the sequence that gave it.
 	Seq *Sequence
-	// Index is its place in the output; 0 is the first token.
+	// Index is its place in the output; 0 is the first token. -1 is no token: the KV of a prompt that another engine
+	// computed has come.
 	Index int
 	// Done: it is the last.
 	Done bool
@@ -52,6 +53,8 @@ type Load struct {
 	UsedTokens, TotalTokens int
 	// MaxSequences is how many requests run at once.
 	MaxSequences int
+	// Held counts ended requests whose blocks wait for Release; UsedTokens has their tokens too.
+	Held int
 }
 
 // Stats are counters since the start.
@@ -65,6 +68,8 @@ type Stats struct {
 	Preemptions int
 	// PromptTokens and CachedTokens count the prompts of admitted requests and what was found of them.
 	PromptTokens, CachedTokens int
+	// ReceivedTokens counts prompt tokens whose KV came from other engines. Their requests do not count above.
+	ReceivedTokens int
 	// ComputedTokens counts tokens computed in prefill, again after a preemption included.
 	ComputedTokens int
 	// OutputTokens counts tokens given.
@@ -84,7 +89,10 @@ type Engine struct {
 	pool    *pool
 	running []*Sequence
 	queue   []*Sequence // that wait, the oldest first
+	coming  []*Sequence // admitted, their KV is on its way
+	held    []*Sequence // ended, their blocks wait for Release
 	busy    bool
+	empty   bool // the pass under way has no work: it ends when KV has come
 	now     time.Duration
 	passEnd time.Duration
 	stats   Stats
@@ -105,6 +113,9 @@ func New(c Config) (*Engine, error) {
 // Config is the engine's config with its defaults filled in.
 func (e *Engine) Config() Config { return e.cfg }
 
+// Transfer is how long it takes to move the KV of so many tokens to another engine.
+func (e *Engine) Transfer(tokens int) time.Duration { return e.preset.Transfer(tokens) }
+
 // Now is the time of the last call.
 func (e *Engine) Now() time.Duration { return e.now }
 
@@ -114,8 +125,8 @@ func (e *Engine) Stats() Stats { return e.stats }
 // Load is the present load.
 func (e *Engine) Load() Load {
 	return Load{
-		Running: len(e.running), Waiting: len(e.queue), UsedTokens: e.used() * e.cfg.BlockSize,
-		TotalTokens: e.cfg.KVTokens, MaxSequences: e.cfg.MaxSequences,
+		Running: len(e.running) + len(e.coming), Waiting: len(e.queue), UsedTokens: e.used() * e.cfg.BlockSize,
+		TotalTokens: e.cfg.KVTokens, MaxSequences: e.cfg.MaxSequences, Held: len(e.held),
 	}
 }
 
@@ -128,9 +139,7 @@ func (e *Engine) Submit(now time.Duration, r Request) (*Sequence, error) {
 	s := &Sequence{req: r, result: Result{Arrival: e.now, PromptTokens: r.PromptTokens}, found: e.leading(&r)}
 	e.stats.Submitted++
 	e.queue = append(e.queue, s)
-	if !e.busy {
-		e.begin()
-	}
+	e.wake()
 	return s, nil
 }
 
@@ -146,6 +155,8 @@ func (e *Engine) Abort(now time.Duration, s *Sequence) {
 	case running:
 		if i := slices.Index(e.running, s); i >= 0 {
 			e.running = slices.Delete(e.running, i, i+1)
+		} else if i := slices.Index(e.coming, s); i >= 0 {
+			e.coming = slices.Delete(e.coming, i, i+1)
 		}
 		e.free(s)
 	default:
@@ -184,6 +195,8 @@ func (e *Engine) Step(now time.Duration) []Event {
 	}
 	clear(e.running[len(keep):])
 	e.running = keep
+	e.arrive()
+	e.empty = false
 	if e.kv.on {
 		e.kv.publish(e.now, e.cfg.Listener)
 	}
@@ -205,7 +218,11 @@ func (e *Engine) give(s *Sequence) bool {
 	s.state = finished
 	s.result.End = e.now
 	e.stats.Finished++
-	e.free(s)
+	if s.req.Hold {
+		e.held = append(e.held, s)
+	} else {
+		e.free(s)
+	}
 	return true
 }
 

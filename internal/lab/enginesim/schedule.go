@@ -8,7 +8,9 @@ import (
 // begin schedules a pass and starts it; with nothing to do the engine is idle.
 func (e *Engine) begin() {
 	var w Work
-	e.pool.nextPass()
+	if !e.empty { // else the pass without work goes on
+		e.pool.nextPass()
+	}
 	budget, preempted := e.cfg.MaxBatchedTokens, false
 	for i := 0; i < len(e.running) && budget > 0; i++ {
 		s := e.running[i]
@@ -23,18 +25,25 @@ func (e *Engine) begin() {
 		e.plan(s, n, &w)
 		budget -= n
 	}
-	for !preempted && budget > 0 && len(e.queue) > 0 && len(e.running) < e.cfg.MaxSequences {
+	for !preempted && budget > 0 && len(e.queue) > 0 && len(e.running)+len(e.coming) < e.cfg.MaxSequences {
 		s := e.queue[0]
 		n := e.admit(s, budget)
 		if n == 0 {
 			break
 		}
 		e.queue = e.queue[1:]
+		if s.comes() {
+			e.receive(s)
+			continue
+		}
 		e.running = append(e.running, s)
 		e.plan(s, n, &w)
 		budget -= n
 	}
-	if e.busy = w.Prompt+w.Decodes > 0; !e.busy {
+	work := w.Prompt+w.Decodes > 0
+	e.empty = !work && len(e.coming) > 0
+	if e.busy = work || e.empty; !work {
+		e.passEnd = e.nextArrival()
 		return
 	}
 	w.KVUsed = float64(e.used()) / float64(e.pool.size())
@@ -130,7 +139,10 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 		hits = append(hits, id)
 	}
 	cached := len(hits) * size
-	n := min(s.tokens()-cached, budget)
+	n := s.tokens() - cached
+	if !s.comes() {
+		n = min(n, budget)
+	}
 	if need := (cached+n+size-1)/size - len(hits) + idle; need > e.pool.free {
 		s.blocks = hits[:0]
 		return 0
@@ -140,10 +152,12 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	}
 	s.blocks, s.computed, s.state, k.seq = hits, cached, running, nil
 	if !s.admitted {
-		s.admitted = true
 		s.result.CachedTokens = cached
-		e.stats.PromptTokens += s.req.PromptTokens
-		e.stats.CachedTokens += cached
+		if !s.req.Received {
+			s.admitted = true
+			e.stats.PromptTokens += s.req.PromptTokens
+			e.stats.CachedTokens += cached
+		}
 	}
 	return n
 }

@@ -28,12 +28,20 @@ type Request struct {
 	// are what HashSeed was made of, for the same reader.
 	Prompt             []uint32
 	Adapter, CacheSalt string
-	// OutputSeed makes the output: token i is workload.Token(OutputSeed, i).
+	// OutputSeed makes the output: token i is workload.Token(OutputSeed, OutputFrom+i). OutputFrom is how many tokens of
+	// that output end the prompt, which the request goes on with.
 	OutputSeed uint64
+	OutputFrom int
 	// HashSeed hashes the blocks of output; 0 means workload.BaseHashSeed.
 	HashSeed kvindex.Seed
 	// BypassCache computes the whole prompt; its blocks are cached nevertheless.
 	BypassCache bool
+	// Hold keeps the blocks after the last token until Release, for another engine: the prefill leg of a request.
+	Hold bool
+	// Received: another engine has computed the prompt, this is the decode leg. Once admitted, what is not cached here
+	// comes within Transfer, in proportion if a part is cached; one token of the prompt is computed here.
+	Received bool
+	Transfer time.Duration
 	// Data is for the caller.
 	Data any
 }
@@ -47,10 +55,25 @@ func FromWorkload(r *workload.Request, blockSize int) Request {
 func FromTokens(id string, tokens []uint32, output, blockSize int, hashSeed kvindex.Seed) Request {
 	hashSeed = cmp.Or(hashSeed, workload.BaseHashSeed)
 	hashes := kvindex.AppendTokens(make([]uint64, 0, len(tokens)/blockSize), tokens, blockSize, hashSeed)
+	seed := workload.OutputSeed(id)
 	return Request{
 		ID: id, PromptTokens: len(tokens), OutputTokens: output, Hashes: hashes,
-		Tail: slices.Clone(tokens[len(hashes)*blockSize:]), OutputSeed: workload.OutputSeed(id), HashSeed: hashSeed,
+		Tail: slices.Clone(tokens[len(hashes)*blockSize:]), OutputSeed: seed, OutputFrom: outputIn(tokens, seed),
+		HashSeed: hashSeed,
 	}
+}
+
+// outputIn returns how many tokens of the output with a seed end a prompt.
+func outputIn(tokens []uint32, seed uint64) int {
+	first := workload.Token(seed, 0)
+	for at, t := range tokens {
+		for i := 0; t == first && tokens[at+i] == workload.Token(seed, i); i++ {
+			if at+i == len(tokens)-1 {
+				return i + 1
+			}
+		}
+	}
+	return 0
 }
 
 func (r *Request) check(c *Config) error {
@@ -92,6 +115,8 @@ type Sequence struct {
 	state     state
 	decoding  bool // prefill is complete
 	admitted  bool // has been admitted before
+
+	arrives time.Duration // when its KV has come
 }
 
 // Result is what became of a request. Times are the engine's.
@@ -101,6 +126,8 @@ type Result struct {
 	// PromptTokens is the length of the prompt, CachedTokens how much of it was found in the cache when it
 	// was first admitted.
 	PromptTokens, CachedTokens int
+	// ReceivedTokens is how much of the prompt came from another engine.
+	ReceivedTokens int
 	// ComputedTokens counts tokens computed in prefill, again after a preemption included.
 	ComputedTokens int
 	// OutputTokens is how many tokens it gave.
@@ -129,7 +156,7 @@ func (s *Sequence) Request() *Request { return &s.req }
 func (s *Sequence) Result() Result { return s.result }
 
 // Token is token i of the output.
-func (s *Sequence) Token(i int) uint32 { return workload.Token(s.req.OutputSeed, i) }
+func (s *Sequence) Token(i int) uint32 { return workload.Token(s.req.OutputSeed, s.req.OutputFrom+i) }
 
 // AppendTokens appends tokens [from, to) of prompt and output to dst. It is false if the prompt is known by its hashes
 // only.

@@ -67,7 +67,7 @@ func (r *Report) tables() []Table {
 	first := Table{Columns: []string{"policy", "requests", "errors"}}
 	spread := Table{Columns: []string{"policy", "spread"}}
 	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean", "requests CV", "KV CV",
-		"follow-ups at home", "regret ms"}}
+		"follow-ups at home", "regret ms", "split"}}
 	for _, f := range figures {
 		first.Columns, spread.Columns = append(first.Columns, f.name), append(spread.Columns, f.name)
 	}
@@ -79,7 +79,7 @@ func (r *Report) tables() []Table {
 		}
 		simulated.add(nil, res.Policy, fmt.Sprint(res.Preemptions), fmt.Sprintf("%.2f", res.KVImbalance),
 			fmt.Sprintf("%.2f", res.RequestsCV), fmt.Sprintf("%.2f", res.KVCV), percent(res.FollowUpsHome),
-			millis(res.RegretMS))
+			millis(res.RegretMS), percent(res.Split))
 		if s := res.Spread; s != nil {
 			spread.add(&s.Figures, res.Policy, "")
 		}

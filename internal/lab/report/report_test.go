@@ -52,8 +52,8 @@ func TestText(t *testing.T) {
 	r := simulated()
 	tables := strings.Split(r.Text(), "\n\n")
 	require.Len(t, tables, 3)
-	require.Equal(t, "policy       preemptions  KV busiest ÷ mean  requests CV  KV CV  follow-ups at home  regret ms\n"+
-		"round_robin            7               1.50         0.25   0.30              40.0 %       12.0", tables[1])
+	require.Equal(t, "policy       preemptions  KV busiest ÷ mean  requests CV  KV CV  follow-ups at home  regret ms  split\n"+
+		"round_robin            7               1.50         0.25   0.30              40.0 %       12.0  0.0 %", tables[1])
 	require.Contains(t, tables[2], "spread")
 }
 
@@ -173,7 +173,7 @@ func TestCSV(t *testing.T) {
 	require.Len(t, rows, 3)
 	require.Equal(t, []string{"policy", "requests", "errors"}, rows[0][:3])
 	require.Equal(t, subject, rows[2][0])
-	require.Equal(t, "policy,preemptions,KV busiest ÷ mean,requests CV,KV CV,follow-ups at home,regret ms\nround_robin,7,0.00,0.00,0.00,0.0 %,0.00\n", more)
+	require.Equal(t, "policy,preemptions,KV busiest ÷ mean,requests CV,KV CV,follow-ups at home,regret ms,split\nround_robin,7,0.00,0.00,0.00,0.0 %,0.00,0.0 %\n", more)
 }
 
 // Results with nothing in them are drawn too.

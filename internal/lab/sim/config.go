@@ -44,6 +44,12 @@ type Config struct {
 	// Engines describe the engines: they take turns, so that with two every other replica is alike. None means
 	// the default engine. Blocks have one size. A Listener is not used.
 	Engines []enginesim.Config
+	// Prefill is how many engines, the first ones, only prefill, and Decode how many, the next ones, do not prefill for
+	// others. The rest does everything.
+	Prefill, Decode int
+	// Split decides which requests are split over two engines where there are such: one of baseline.Splits;
+	// empty means the product's own comparison of costs, baseline.SplitNever that no engine has a role.
+	Split string
 	// Channel is the clients' config, as in a service config. Its policy is one of Policies.
 	Channel policy.Config
 	// Patience is how long after its arrival a request that waits in a client's queue gives up; 0 means never.
@@ -89,7 +95,10 @@ func (c Config) Check() error {
 
 // resolve checks a config and fills in what is empty.
 func (c Config) resolve() (Config, error) {
-	c.Share = cmp.Or(c.Share, ShareNone)
+	c.Share, c.Split = cmp.Or(c.Share, ShareNone), cmp.Or(c.Split, baseline.SplitCost)
+	if c.Split == baseline.SplitNever {
+		c.Prefill, c.Decode = 0, 0
+	}
 	c.Interval, c.Servers = cmp.Or(c.Interval, DefaultInterval), cmp.Or(c.Servers, 1)
 	refuse := func(format string, args ...any) (Config, error) {
 		return c, fmt.Errorf("sim: "+format, args...)
@@ -103,6 +112,12 @@ func (c Config) resolve() (Config, error) {
 		return refuse("servers: %d are not 1 to the number of clients", c.Servers)
 	case !slices.Contains(Shares, string(c.Share)):
 		return refuse("share: %q is not one of %s", c.Share, strings.Join(Shares, ", "))
+	case c.Prefill < 0 || c.Decode < 0 || c.Prefill > 0 && c.Prefill == c.Replicas || c.Prefill+c.Decode > c.Replicas:
+		return refuse("roles: %d prefill and %d decode in a fleet of %d", c.Prefill, c.Decode, c.Replicas)
+	case c.Prefill+c.Decode > 0 && slices.Contains(baseline.Names(), c.name()):
+		return refuse("policy: %s is not one of the product's, which roles need", c.name())
+	case !slices.Contains(baseline.Splits, c.Split):
+		return refuse("split: %q is not one of %s", c.Split, strings.Join(baseline.Splits, ", "))
 	case c.Interval < time.Millisecond:
 		return refuse("interval: %v is less than 1ms", c.Interval)
 	case c.WarmUp < 0:

@@ -32,6 +32,10 @@
 // Engines need not be alike: several kinds alternate. Where the clients' config has max_ongoing_requests,
 // requests without room wait in their client's queue, as in production, until the caller's patience ends.
 //
+// Some engines may only prefill for others. A request that its client's Router splits has two legs: the first ends with
+// its first token, which is not used, and holds its KV until that has moved to the engine of the second, which computes
+// the last token of the prompt again. Its TTFT is that of the second leg.
+//
 // Policies are those of package policy and those of package baseline, which are written from the published rules
 // of other projects.
 //

@@ -20,6 +20,7 @@ type flight struct {
 	reservation router.Reservation
 	router      *router.Router
 	sample      *drive.Sample
+	legs        legs
 }
 
 // client is the Router that a request comes to.
@@ -37,8 +38,12 @@ func (r *run) arrive(ctx context.Context, i int) {
 	if r.warmKV == nil && q.At >= r.WarmUp {
 		r.warmKV = r.activeKV()
 	}
+	if r.warmKV != nil && r.slow == 0 && i%max(len(r.rs)/looks, 1) == 0 {
+		r.lookAtEnded(i)
+	}
 	f := &flight{router: r.client(q), sample: s}
 	f.req.ID, f.req.Session, f.req.PromptTokens = q.ID, q.Session, q.PromptTokens
+	f.req.SetParent(q.Parent)
 	if f.router.Uses()&policy.UsesPrompt != 0 {
 		r.tokens = q.AppendTokens(r.tokens[:0])
 		f.req.SetPrompt(policy.Prompt{Tokens: r.tokens})
@@ -51,11 +56,15 @@ func (r *run) arrive(ctx context.Context, i int) {
 	}
 	r.poll(ctx, f)
 	var ticket router.Ticket
-	err := f.router.Reserve(ctx, &f.req, &f.reservation, router.How{Ticket: &ticket})
+	how := router.How{Ticket: &ticket}
+	if r.Prefill+r.Decode > 0 {
+		how.Prefill = &f.legs.prefill
+	}
+	err := f.router.Reserve(ctx, &f.req, &f.reservation, how)
 	router.DropPrompt(&f.req)
 	switch err {
 	case nil:
-		r.submit(f, work)
+		r.send(f, work)
 	case router.ErrQueued:
 		r.enqueue(f, work, ticket)
 	default:
@@ -63,25 +72,47 @@ func (r *run) arrive(ctx context.Context, i int) {
 	}
 }
 
-// submit gives a request to the engine that was picked.
-func (r *run) submit(f *flight, work enginesim.Request) {
-	d, s := &f.reservation.Decision, f.sample
+// send gives a request to the engine that was picked, or its prefill leg.
+func (r *run) send(f *flight, work enginesim.Request) {
+	s := f.sample
 	s.Waited = r.now - s.At
-	s.Replica, s.Reason = d.Replica.ID, d.Reason
-	m := r.byID[d.Replica.ID]
-	e := m.engine
-	if !s.WarmUp && r.slow == 0 {
-		r.observe(m, &work)
-	}
-	work.Data = f
-	if _, err := e.Submit(r.now, work); err != nil {
-		f.reservation.Release()
-		f.router.Complete(&f.req, *d, policy.Outcome{Err: err, Sent: true, Usage: policy.NoUsage})
-		r.fail(s, err)
-		r.serve()
+	if f.legs.prefill.Decision.Replica != nil {
+		r.prefill(f, work)
 		return
 	}
-	m.due, _ = e.NextStep()
+	d := &f.reservation.Decision
+	s.Replica, s.Reason = d.Replica.ID, d.Reason
+	if m := r.byID[d.Replica.ID]; !s.WarmUp && r.slow == 0 {
+		r.observe(m, &work)
+	}
+	r.submit(f, &f.reservation, work)
+}
+
+// submit gives an engine a request, or a leg of it.
+func (r *run) submit(f *flight, b *router.Reservation, work enginesim.Request) {
+	m := r.byID[b.Decision.Replica.ID]
+	work.Data = f
+	if _, err := m.engine.Submit(r.now, work); err != nil {
+		r.giveBack(f, err)
+		return
+	}
+	m.due = due(m.engine)
+}
+
+// giveBack ends a request that an engine refuses.
+func (r *run) giveBack(f *flight, err error) {
+	failed := policy.Outcome{Err: err, Sent: true, Usage: policy.NoUsage}
+	switch f.legs.stage {
+	case prefilling:
+		f.legs.prefill.Release()
+		f.router.Complete(&f.req, f.legs.prefill.Decision, failed)
+	case decoding:
+		r.free(f)
+	}
+	f.reservation.Release()
+	f.router.Complete(&f.req, f.reservation.Decision, failed)
+	r.fail(f.sample, err)
+	r.serve()
 }
 
 func (r *run) fail(s *drive.Sample, err error) {
@@ -99,6 +130,14 @@ func (r *run) step(at time.Duration, m *machine) error {
 			continue
 		}
 		f := ev.Seq.Request().Data.(*flight)
+		switch {
+		case f.legs.stage == prefilling:
+			r.handOver(f, ev.Seq)
+			continue
+		case ev.Index < 0:
+			r.free(f)
+			continue
+		}
 		if ev.Index == 0 {
 			f.reservation.PrefillDone()
 		}
@@ -108,11 +147,7 @@ func (r *run) step(at time.Duration, m *machine) error {
 			}
 		}
 	}
-	next, busy := e.NextStep()
-	if !busy {
-		next = never
-	}
-	m.due = next
+	m.due = due(e)
 	return nil
 }
 
@@ -122,8 +157,11 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 	if s.Latency > 0 {
 		return fmt.Errorf("sim: request %s ended twice", f.req.ID)
 	}
-	s.TTFT, s.TPOT, s.Latency = s.Waited+res.TTFT(), res.TPOT(), s.Waited+res.End-res.Arrival
-	s.Cached, s.Computed, s.Output = res.CachedTokens, res.ComputedTokens, res.OutputTokens
+	s.TTFT, s.TPOT, s.Latency = res.FirstToken-s.At, res.TPOT(), res.End-s.At
+	s.Output = res.OutputTokens
+	if f.legs.stage == whole {
+		s.Cached, s.Computed = res.CachedTokens, res.ComputedTokens
+	}
 	r.ended++
 	if !s.WarmUp {
 		r.preempts += res.Preemptions

@@ -12,6 +12,9 @@ import (
 type observed struct {
 	decisions                int
 	requestsCV, kvCV, regret float64
+
+	looks   int // at endedKV
+	endedKV float64
 }
 
 // observe looks at the engines before the one that was picked gets a request.
@@ -39,10 +42,11 @@ func (o *observed) balance() drive.Balance {
 	return drive.Balance{RequestsCV: o.requestsCV / n, KVCV: o.kvCV / n, RegretMS: o.regret / n}
 }
 
-// followUpsHome is the share of the measured requests of a session, but for its first, that went where the first did.
-func (r *run) followUpsHome() float64 {
+// followUps are the share of the measured requests of a session, but for its first, that went where the first did, and
+// the share of their prompt tokens that was cached there.
+func (r *run) followUps() (atHome, cached float64) {
 	home := map[string]string{}
-	later, there := 0, 0
+	later, there, tokens, found := 0, 0, 0, 0
 	for i := range r.samples {
 		s, session := &r.samples[i], r.rs[i].Session
 		if session == "" || s.Replica == "" {
@@ -53,12 +57,42 @@ func (r *run) followUpsHome() float64 {
 			home[session] = s.Replica
 		} else if !s.WarmUp {
 			later++
+			tokens, found = tokens+s.Prompt, found+s.Cached
 			if s.Replica == first {
 				there++
 			}
 		}
 	}
-	return float64(there) / float64(max(later, 1))
+	return float64(there) / float64(max(later, 1)), float64(found) / float64(max(tokens, 1))
+}
+
+// looks is how often endedKV is looked at in a run.
+const looks = 8
+
+// lookAtEnded adds the share of the KV caches that sessions hold which have ended before the next arrival.
+func (r *run) lookAtEnded(next int) {
+	last := make(map[string]int)
+	for i := range r.rs {
+		last[r.rs[i].Session] = i
+	}
+	delete(last, "")
+	share := 0.0
+	for _, m := range r.machines {
+		held := make(map[uint64]bool)
+		for _, i := range last {
+			if i >= next || r.samples[i].Latency == 0 {
+				continue
+			}
+			hashes := r.of(i).Hashes
+			for _, h := range hashes[:m.engine.Published(hashes)] {
+				held[h] = true
+			}
+		}
+		cfg := m.engine.Config()
+		share += float64(len(held)*cfg.BlockSize) / float64(cfg.KVTokens)
+	}
+	r.seen.looks++
+	r.seen.endedKV += share / float64(len(r.machines))
 }
 
 // variation is what a coefficient of variation is made of.

@@ -61,7 +61,7 @@ func (r *run) serve() {
 				r.fail(w.f.sample, err)
 				continue
 			}
-			r.submit(w.f, w.work)
+			r.send(w.f, w.work)
 		}
 	}
 }

@@ -75,6 +75,8 @@ type run struct {
 	polling  polling
 	scrape   time.Duration // when the baselines look at the engines next
 	queue    []waiting     // of all clients, in the order in which they came
+	pairs    int           // measured requests that were split
+	moving   int           // prefill legs that have ended, whose KV has not moved yet
 
 	tokens   []uint32 // of the prompt that is being routed
 	samples  []drive.Sample
@@ -135,7 +137,7 @@ func (r *run) start(indexed bool) (caches []*contents, err error) {
 		}
 		r.machines, r.byID[m.id] = append(r.machines, m), m
 		r.fleet.Watch(m.engine)
-		members = append(members, router.Member{Attributes: policy.Attributes{ID: m.id}})
+		members = append(members, router.Member{Attributes: policy.Attributes{ID: m.id, Role: r.role(i)}})
 	}
 	for _, rt := range r.routers {
 		rt.Fleet.Set(members)
@@ -152,6 +154,7 @@ func (r *run) router(i int) (*router.Router, error) {
 	adjust := func(o *router.Options) {
 		o.Now = func() time.Time { return start.Add(r.now) }
 		o.AfterFunc = func(time.Duration, func()) func() { return func() {} } // real time is nothing to virtual time; picks look, too
+		o.Split = baseline.Split(r.Split)
 		o.Rand = rand.New(rand.NewPCG(r.Seed, drawRouters+uint64(i)<<32))
 	}
 	config := r.Channel
@@ -230,6 +233,9 @@ func (r *run) check(ctx context.Context, arrived int) error {
 func (r *run) settled() error {
 	if r.ended != len(r.rs) {
 		return fmt.Errorf("sim: %d of %d requests ended", r.ended, len(r.rs))
+	}
+	if r.moving != 0 {
+		return fmt.Errorf("sim: the KV of %d prompts did not move", r.moving)
 	}
 	for i, rt := range r.routers {
 		for _, rep := range rt.View().Replicas() {

@@ -15,6 +15,8 @@ type Traffic struct {
 	Trace  []workload.Request
 	Copies int
 	Jitter time.Duration
+	// ToolGaps gives the trace's sessions the times of agents, as in workload.ToolGaps; there is no jitter then.
+	ToolGaps bool
 }
 
 // Requests are those of a seed. Rate is requests per second, or what to divide the trace's times by.
@@ -27,7 +29,11 @@ func (t *Traffic) Requests(rate float64, seed uint64) ([]workload.Request, error
 	rs := slices.Clone(t.Trace)
 	workload.ScaleRate(rs, rate)
 	rs = workload.Copies(rs, t.Copies)
-	workload.Jitter(rs, t.Jitter, seed)
+	if t.ToolGaps {
+		workload.ToolGaps(rs, seed)
+	} else {
+		workload.Jitter(rs, t.Jitter, seed)
+	}
 	if end := t.Workload.Duration; end > 0 {
 		rs = slices.DeleteFunc(rs, func(q workload.Request) bool { return q.At >= end })
 	}

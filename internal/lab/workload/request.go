@@ -21,6 +21,8 @@ type Request struct {
 	ID string
 	// Session names the conversation; empty where the workload has none.
 	Session string
+	// Parent names the conversation that it was forked from; empty = none.
+	Parent string
 	// Turn is the place in the conversation, from 0.
 	Turn int
 	// At is the arrival since the start of the workload.

@@ -6,6 +6,9 @@ import (
 	"github.com/zeebo/xxh3"
 )
 
+// MaxSession is the longest session in bytes that a request carries as it is: as long as metadata can be as a rule.
+const MaxSession = 8 << 10
+
 // maxSessionKey is the longest session key in bytes that is the session itself.
 const maxSessionKey = 256
 

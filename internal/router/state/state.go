@@ -119,24 +119,33 @@ type Request struct {
 	Tokenized bool   // the Tokenizer was called for the prompt
 	Resort    Resort // during a choice: what is better than none
 	Plain     bool   // the policy is not called in the choice under way: Options.Plain decides
+	PairOnly  bool   // replicas that have a role do not serve it whole
 	Query     bool   // the pick under way is a Query
+	Final     bool   // the session ends with the request
 	Side      Side   // what decides, where a rollout is in force
 
 	Origin   Origin // nil = only the key arrived
-	Prepared any    // the Router whose policy prepared it
+	Prepared uint64 // the number of the Router whose policy prepared it; 0 = none
 	Epoch    uint64 // of the View that Prepare saw
 	Attempt  int
 	Lot      uint64 // see policy.View.Lot; 0 = not drawn
 	Tried    []string
-	QueuedAt any // the queue that gave it Seq and Came
+	QueuedAt uint64 // the number of the Router that gave it Seq and Came
 	Seq      uint64
 	Came     time.Time
 	Ahead    int64    // prompt tokens queued at the replica, those of other clients too, at the last pick
 	Keeper   *Replica // drains, and keeps this session
 	Shadow   any      // as the shadow policy sees it; nil = there is none
+	Legs     *Legs    // it may be, or might have been, sent in two, or this is a prefill leg; nil = it is served whole
 	Sets     *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
 
 	Mark *Mark // of the last reservation, in its memory; nil = there was none
+}
+
+// Legs are those of a request that may be sent in two.
+type Legs struct {
+	Owner any      // what the Router keeps beside it
+	Pairs []string // during a choice: the pair labels that a replica may have; nil = any
 }
 
 // A Mark is what remains of an attempt after its end: what outlier detection judges it by.
@@ -163,9 +172,11 @@ type Origin interface {
 type Decision struct {
 	Probe    bool
 	Plain    bool     // Options.Plain decided, not the policy
+	Decode   bool     // it is for a decode leg
 	Chosen   bool     // by Choose of the policy, which may have noted it
 	Observed bool     // the policy observed the route, so it observes the end
 	Rank     int32    // one more than the rank; 0 = none was chosen
 	Expected int32    // tokens of the prompt that are likely cached, beyond what is known: they are not charged
+	Prefill  *Legs    // of the request whose prefill leg it is for; nil = it is for none
 	Route    []uint64 // superblocks to share when the replica answers
 }

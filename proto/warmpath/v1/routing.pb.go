@@ -78,17 +78,17 @@ func (Priority) EnumDescriptor() ([]byte, []int) {
 	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{0}
 }
 
-// PickMode says what a pick leaves behind.
+// PickMode is what a pick leaves behind.
 type PickMode int32
 
 const (
 	// As PICK_MODE_COUNT.
 	PickMode_PICK_MODE_UNSPECIFIED PickMode = 0
-	// The request is going to be sent, and nothing more will be heard of it. Its load counts for a time that the
-	// server sets; the policy learns the route.
+	// The request is going to be sent, and no report follows. Its load counts for a time that the server sets;
+	// the policy learns the route.
 	PickMode_PICK_MODE_COUNT PickMode = 1
-	// Only a question: the policy does not learn the route. Its load counts for a moment, so that of many who ask at once and then
-	// send all the same not all go to one replica.
+	// Only a question: the policy does not learn the route. Its load counts for a moment, so that many callers that ask at
+	// once, and then send all the same, do not all go to one replica.
 	PickMode_PICK_MODE_QUERY PickMode = 2
 	// The load counts until the reservation is released, or until its lease ends.
 	PickMode_PICK_MODE_RESERVE PickMode = 3
@@ -253,8 +253,8 @@ func (CacheTier) EnumDescriptor() ([]byte, []int) {
 // RequestKey is all that a policy may look at.
 type RequestKey struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The caller's name for the request: at most 256 bytes. With PICK_MODE_RESERVE it makes the pick idempotent, together with
-	// the attempt.
+	// The caller's name for the request: at most 256 bytes. With PICK_MODE_RESERVE, and the attempt, it makes the pick
+	// idempotent.
 	RequestId string `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// Session, as in the metadata session_id, at most 8,192 bytes; empty = none.
 	Session string `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
@@ -273,10 +273,14 @@ type RequestKey struct {
 	//	*RequestKey_TokenIds
 	//	*RequestKey_Text
 	Prompt isRequestKey_Prompt `protobuf_oneof:"prompt"`
-	// Length of the prompt in tokens; 0 = as the prompt says.
+	// Length of the prompt in tokens; 0 = that of the prompt.
 	PromptTokens uint32 `protobuf:"varint,9,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
 	// Its level where it has to wait.
-	Priority      Priority `protobuf:"varint,11,opt,name=priority,proto3,enum=warmpath.v1.Priority" json:"priority,omitempty"`
+	Priority Priority `protobuf:"varint,11,opt,name=priority,proto3,enum=warmpath.v1.Priority" json:"priority,omitempty"`
+	// The session that the session is a child of, and is routed like where there is no prompt; bounded alike, empty = none.
+	ParentSession string `protobuf:"bytes,12,opt,name=parent_session,json=parentSession,proto3" json:"parent_session,omitempty"`
+	// The session ends with this request: the server frees what it keeps of it.
+	SessionFinal  bool `protobuf:"varint,13,opt,name=session_final,json=sessionFinal,proto3" json:"session_final,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -392,6 +396,20 @@ func (x *RequestKey) GetPriority() Priority {
 		return x.Priority
 	}
 	return Priority_PRIORITY_UNSPECIFIED
+}
+
+func (x *RequestKey) GetParentSession() string {
+	if x != nil {
+		return x.ParentSession
+	}
+	return ""
+}
+
+func (x *RequestKey) GetSessionFinal() bool {
+	if x != nil {
+		return x.SessionFinal
+	}
+	return false
 }
 
 type isRequestKey_Prompt interface {
@@ -585,23 +603,29 @@ type ChooseReplicaRequest struct {
 	Tried []string `protobuf:"bytes,5,rep,name=tried,proto3" json:"tried,omitempty"`
 	// Id of the only replica that may be picked; empty = any.
 	Pinned string `protobuf:"bytes,6,opt,name=pinned,proto3" json:"pinned,omitempty"`
-	// How long the reservation lasts unless something is heard of it, in milliseconds; 0 = the server's default, which is
+	// How long the reservation lasts without a report, in milliseconds; 0 = the server's default, which is
 	// also the most there is.
 	LeaseMs uint32 `protobuf:"varint,7,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
 	// How long to wait at most while all replicas are full, in milliseconds; 0 = RESOURCE_EXHAUSTED at once.
 	WaitMs uint32 `protobuf:"varint,8,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	// How many fallbacks are wanted; 0 = 2, at most 16.
 	MaxFallbacks uint32 `protobuf:"varint,9,opt,name=max_fallbacks,json=maxFallbacks,proto3" json:"max_fallbacks,omitempty"`
-	// Tells questions apart that bear the same request id, with PICK_MODE_RESERVE: with the same attempt they are one question
-	// asked twice, and get one reservation; with another, best drawn at random, each gets its own. Who may give up waiting and ask
-	// anew needs that: it will release what comes too late. 0 is an attempt like any other.
+	// Distinguishes questions with the same request id, with PICK_MODE_RESERVE. With the same attempt they are one question
+	// that is repeated, and get one reservation; with another, best drawn at random, each gets its own. A caller that may
+	// stop waiting and ask anew needs that: it releases what comes too late. 0 is an attempt like any other.
 	Attempt uint64 `protobuf:"fixed64,10,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// The only replicas that may be picked, by id, address (host:port) or host; empty = any, at most 1,000.
 	Allowed []string `protobuf:"bytes,11,rep,name=allowed,proto3" json:"allowed,omitempty"`
 	// How many candidates are wanted, with PICK_MODE_QUERY; 0 = none, at most 256.
 	MaxCandidates uint32 `protobuf:"varint,12,opt,name=max_candidates,json=maxCandidates,proto3" json:"max_candidates,omitempty"`
 	// The W3C trace context of the call that asks, where it is not in the metadata: on a stream of ChooseReplicas.
-	Traceparent   string `protobuf:"bytes,13,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Traceparent string `protobuf:"bytes,13,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// The caller can send the request in two legs: the answer may name a replica that prefills it.
+	Pair bool `protobuf:"varint,14,opt,name=pair,proto3" json:"pair,omitempty"`
+	// Id of the replica that has prefilled the request: only one that decodes what it prefills is picked.
+	PrefilledBy string `protobuf:"bytes,15,opt,name=prefilled_by,json=prefilledBy,proto3" json:"prefilled_by,omitempty"`
+	// Replicas that have a role refuse the request where it is not sent in two legs.
+	PairOnly      bool `protobuf:"varint,16,opt,name=pair_only,json=pairOnly,proto3" json:"pair_only,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -727,6 +751,27 @@ func (x *ChooseReplicaRequest) GetTraceparent() string {
 	return ""
 }
 
+func (x *ChooseReplicaRequest) GetPair() bool {
+	if x != nil {
+		return x.Pair
+	}
+	return false
+}
+
+func (x *ChooseReplicaRequest) GetPrefilledBy() string {
+	if x != nil {
+		return x.PrefilledBy
+	}
+	return ""
+}
+
+func (x *ChooseReplicaRequest) GetPairOnly() bool {
+	if x != nil {
+		return x.PairOnly
+	}
+	return false
+}
+
 // ChooseReplicaResponse is the replica, and why.
 type ChooseReplicaResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -734,16 +779,21 @@ type ChooseReplicaResponse struct {
 	Deployment string `protobuf:"bytes,1,opt,name=deployment,proto3" json:"deployment,omitempty"`
 	// The replica that was picked.
 	Replica *ChosenReplica `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
-	// Where to go if it cannot be reached, best first. Nothing is booked there.
+	// Where to go if it cannot be reached, best first. Nothing is reserved there.
 	Fallbacks []*ChosenReplica `protobuf:"bytes,3,rep,name=fallbacks,proto3" json:"fallbacks,omitempty"`
 	// Why.
 	Decision *Decision `protobuf:"bytes,4,opt,name=decision,proto3" json:"decision,omitempty"`
 	// With PICK_MODE_RESERVE.
 	Reservation *Reservation `protobuf:"bytes,5,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	// As many as were asked for, in the policy's order; none for callers that are not trusted.
-	Candidates    []*Candidate `protobuf:"bytes,6,rep,name=candidates,proto3" json:"candidates,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Candidates []*Candidate `protobuf:"bytes,6,rep,name=candidates,proto3" json:"candidates,omitempty"`
+	// Where the request was asked for as a pair and costs less so: the replica that prefills it. Then `replica` decodes
+	// it, and the reservation is that of both: LIFE_STAGE_PREFILL_COMPLETE ends the load of this one.
+	Prefill *ChosenReplica `protobuf:"bytes,7,opt,name=prefill,proto3" json:"prefill,omitempty"`
+	// Why that one.
+	PrefillDecision *Decision `protobuf:"bytes,8,opt,name=prefill_decision,json=prefillDecision,proto3" json:"prefill_decision,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ChooseReplicaResponse) Reset() {
@@ -818,6 +868,20 @@ func (x *ChooseReplicaResponse) GetCandidates() []*Candidate {
 	return nil
 }
 
+func (x *ChooseReplicaResponse) GetPrefill() *ChosenReplica {
+	if x != nil {
+		return x.Prefill
+	}
+	return nil
+}
+
+func (x *ChooseReplicaResponse) GetPrefillDecision() *Decision {
+	if x != nil {
+		return x.PrefillDecision
+	}
+	return nil
+}
+
 // Candidate is a replica that may serve the request.
 type Candidate struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
@@ -881,7 +945,7 @@ func (x *Candidate) GetScore() float64 {
 	return 0
 }
 
-// ChosenReplica says where to send a request.
+// ChosenReplica is where to send a request.
 type ChosenReplica struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -890,7 +954,10 @@ type ChosenReplica struct {
 	// Name for TLS and :authority where it is not the address; else empty.
 	ServerName string `protobuf:"bytes,3,opt,name=server_name,json=serverName,proto3" json:"server_name,omitempty"`
 	// Data-parallel rank; absent = the replica's own choice.
-	Rank          *uint32 `protobuf:"varint,4,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
+	Rank *uint32 `protobuf:"varint,4,opt,name=rank,proto3,oneof" json:"rank,omitempty"`
+	// Of the replica that prefills: host:port at which its KV blocks are asked for, and its name in transfers.
+	KvBootstrap   string `protobuf:"bytes,5,opt,name=kv_bootstrap,json=kvBootstrap,proto3" json:"kv_bootstrap,omitempty"`
+	KvEngineId    string `protobuf:"bytes,6,opt,name=kv_engine_id,json=kvEngineId,proto3" json:"kv_engine_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -953,8 +1020,22 @@ func (x *ChosenReplica) GetRank() uint32 {
 	return 0
 }
 
-// Decision tells why a replica was picked. To callers that are not trusted to know what others asked, the reason and the rule
-// are "withheld" where they depend on that, the place is then -1, and matched tokens and load are 0.
+func (x *ChosenReplica) GetKvBootstrap() string {
+	if x != nil {
+		return x.KvBootstrap
+	}
+	return ""
+}
+
+func (x *ChosenReplica) GetKvEngineId() string {
+	if x != nil {
+		return x.KvEngineId
+	}
+	return ""
+}
+
+// Decision is why a replica was picked. For principals that are not trusted with what others asked, the reason and the
+// rule are "withheld" where they depend on that, the place is then -1, and matched tokens and load are 0.
 type Decision struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The policy that decided.
@@ -963,7 +1044,7 @@ type Decision struct {
 	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The policy's own reason where reason is "retry" or "queued".
 	Rule string `protobuf:"bytes,3,opt,name=rule,proto3" json:"rule,omitempty"`
-	// Leading prompt tokens believed to be cached there.
+	// Leading prompt tokens predicted to be cached there.
 	MatchedTokens uint32 `protobuf:"varint,4,opt,name=matched_tokens,json=matchedTokens,proto3" json:"matched_tokens,omitempty"`
 	// Length of the prompt as it was understood.
 	PromptTokens uint32 `protobuf:"varint,5,opt,name=prompt_tokens,json=promptTokens,proto3" json:"prompt_tokens,omitempty"`
@@ -1063,14 +1144,14 @@ func (x *Decision) GetQueuedUs() uint64 {
 	return 0
 }
 
-// Reservation is load that is booked until somebody releases it or the lease ends.
+// Reservation is load that counts until it is released or the lease ends.
 type Reservation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Opaque.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	// How long it lasts from now, in milliseconds. Every report about it renews it.
 	LeaseMs uint32 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// It was made before, by a question with the same deployment, request id and attempt: whoever asked that holds it, too.
+	// It was made before, by a question with the same deployment, request id and attempt, whose caller has it too.
 	Repeated      bool `protobuf:"varint,3,opt,name=repeated,proto3" json:"repeated,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1336,13 +1417,13 @@ func (x *Failure) GetMessage() string {
 	return ""
 }
 
-// LifeReport tells of one reservation. Reports may come twice.
+// LifeReport is how far one reservation has come. Reports may come twice.
 type LifeReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Id of the reservation.
 	Reservation string    `protobuf:"bytes,1,opt,name=reservation,proto3" json:"reservation,omitempty"`
 	Stage       LifeStage `protobuf:"varint,2,opt,name=stage,proto3,enum=warmpath.v1.LifeStage" json:"stage,omitempty"`
-	// With LIFE_STAGE_RELEASED: how it ended; absent = not told, and nothing is learned from it.
+	// With LIFE_STAGE_RELEASED: how it ended; absent = not reported, and nothing is learned from it.
 	Outcome       *Outcome `protobuf:"bytes,3,opt,name=outcome,proto3" json:"outcome,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1399,7 +1480,7 @@ func (x *LifeReport) GetOutcome() *Outcome {
 	return nil
 }
 
-// Outcome says how a request ended.
+// Outcome is how a request ended.
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A gRPC status code; 0 = well.
@@ -1488,7 +1569,7 @@ func (x *Outcome) GetSent() bool {
 	return false
 }
 
-// ReportLifeRequest tells of many reservations; at most 10,000.
+// ReportLifeRequest has reports of many reservations; at most 10,000.
 type ReportLifeRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Lives         []*LifeReport          `protobuf:"bytes,1,rep,name=lives,proto3" json:"lives,omitempty"`
@@ -1533,7 +1614,7 @@ func (x *ReportLifeRequest) GetLives() []*LifeReport {
 	return nil
 }
 
-// ReportLifeResponse says which of them are not known.
+// ReportLifeResponse names those that are unknown.
 type ReportLifeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Ids of reservations that were never made, were released, or whose lease has ended.
@@ -1579,13 +1660,13 @@ func (x *ReportLifeResponse) GetUnknown() []string {
 	return nil
 }
 
-// WatchReplicasRequest is what a watching client tells the server.
+// WatchReplicasRequest is what a watching client reports.
 type WatchReplicasRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In the first message, and only there.
 	Start *WatchStart `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"`
-	// What the client has booked.
-	Bookings *BookingReport `protobuf:"bytes,2,opt,name=bookings,proto3" json:"bookings,omitempty"`
+	// What the client has reserved.
+	Reservations *ReservationReport `protobuf:"bytes,2,opt,name=reservations,proto3" json:"reservations,omitempty"`
 	// Where it sent prompts, while the server wants to know.
 	Routes *RouteReport `protobuf:"bytes,3,opt,name=routes,proto3" json:"routes,omitempty"`
 	// What its own calls showed of replicas.
@@ -1631,9 +1712,9 @@ func (x *WatchReplicasRequest) GetStart() *WatchStart {
 	return nil
 }
 
-func (x *WatchReplicasRequest) GetBookings() *BookingReport {
+func (x *WatchReplicasRequest) GetReservations() *ReservationReport {
 	if x != nil {
-		return x.Bookings
+		return x.Reservations
 	}
 	return nil
 }
@@ -1770,8 +1851,8 @@ func (x *ReplicaOutcomes) GetLate() uint32 {
 	return 0
 }
 
-// RouteReport tells where a client sent prompts since the report before: what replicas are believed to cache that publish
-// no KV events. At most 4,096 routes and 65,536 hashes; what is more is left out.
+// RouteReport is where a client sent prompts since the report before: what replicas that publish no KV events are
+// predicted to cache. At most 4,096 routes and 65,536 hashes; what is more is left out.
 type RouteReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Routes        []*Route               `protobuf:"bytes,1,rep,name=routes,proto3" json:"routes,omitempty"`
@@ -1885,10 +1966,10 @@ type WatchStart struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Deployment; empty = the only one.
 	Deployment string `protobuf:"bytes,1,opt,name=deployment,proto3" json:"deployment,omitempty"`
-	// The client's own name, the same for its life and nobody else's: 1 to 64 bytes, best drawn at random. A watch under
-	// the same name takes the place of the one before, and of what was reported there.
+	// The client's own name, unique and the same for its life: 1 to 64 bytes, best drawn at random. A watch under the same
+	// name takes the place of the one before, and of what was reported there.
 	ClientId string `protobuf:"bytes,2,opt,name=client_id,json=clientId,proto3" json:"client_id,omitempty"`
-	// What the client knows already, from WatchReplicasResponse; empty and 0 = nothing. Versions count only together with
+	// What the client has already, from WatchReplicasResponse; empty and 0 = nothing. Versions count only together with
 	// the incarnation that gave them.
 	Incarnation   string `protobuf:"bytes,3,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	FleetVersion  uint64 `protobuf:"varint,4,opt,name=fleet_version,json=fleetVersion,proto3" json:"fleet_version,omitempty"`
@@ -1988,34 +2069,34 @@ func (x *WatchStart) GetLoad() bool {
 	return false
 }
 
-// BookingReport is what the client has booked by itself, without what the server has reserved for it. A client that
-// has bookings reports at least once a second, whether or not they have changed.
-type BookingReport struct {
+// ReservationReport is what the client has reserved by itself, without what the server has reserved for it. A client
+// that has reservations reports at least once a second, whether or not they have changed.
+type ReservationReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Grows from report to report, beginning with 1 in each watch.
 	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
-	// The bookings on replicas where they have changed since the report before: as they are now, not the difference.
+	// The reservations on replicas where they have changed since the report before: as they are now, not the difference.
 	Loads *Loads `protobuf:"bytes,2,opt,name=loads,proto3" json:"loads,omitempty"`
-	// Replicas that are not named have no bookings: what was reported before is forgotten.
+	// Replicas that are not named have no reservations: what was reported before is forgotten.
 	Complete      bool `protobuf:"varint,3,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *BookingReport) Reset() {
-	*x = BookingReport{}
+func (x *ReservationReport) Reset() {
+	*x = ReservationReport{}
 	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *BookingReport) String() string {
+func (x *ReservationReport) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*BookingReport) ProtoMessage() {}
+func (*ReservationReport) ProtoMessage() {}
 
-func (x *BookingReport) ProtoReflect() protoreflect.Message {
+func (x *ReservationReport) ProtoReflect() protoreflect.Message {
 	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -2027,26 +2108,26 @@ func (x *BookingReport) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use BookingReport.ProtoReflect.Descriptor instead.
-func (*BookingReport) Descriptor() ([]byte, []int) {
+// Deprecated: Use ReservationReport.ProtoReflect.Descriptor instead.
+func (*ReservationReport) Descriptor() ([]byte, []int) {
 	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{22}
 }
 
-func (x *BookingReport) GetNumber() uint64 {
+func (x *ReservationReport) GetNumber() uint64 {
 	if x != nil {
 		return x.Number
 	}
 	return 0
 }
 
-func (x *BookingReport) GetLoads() *Loads {
+func (x *ReservationReport) GetLoads() *Loads {
 	if x != nil {
 		return x.Loads
 	}
 	return nil
 }
 
-func (x *BookingReport) GetComplete() bool {
+func (x *ReservationReport) GetComplete() bool {
 	if x != nil {
 		return x.Complete
 	}
@@ -2057,7 +2138,7 @@ func (x *BookingReport) GetComplete() bool {
 type Loads struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Replicas []uint32               `protobuf:"varint,1,rep,packed,name=replicas,proto3" json:"replicas,omitempty"`
-	// Requests booked and not yet ended.
+	// Requests reserved and not yet ended.
 	Ongoing []uint32 `protobuf:"varint,2,rep,packed,name=ongoing,proto3" json:"ongoing,omitempty"`
 	// Uncached prompt tokens of them that are not yet prefilled.
 	QueuedTokens  []uint64 `protobuf:"varint,3,rep,packed,name=queued_tokens,json=queuedTokens,proto3" json:"queued_tokens,omitempty"`
@@ -2116,8 +2197,8 @@ func (x *Loads) GetQueuedTokens() []uint64 {
 	return nil
 }
 
-// WatchReplicasResponse is what has changed; at least one comes a second. A message carries any of its parts; those of one message hold together, and
-// are to be taken in the order in which they stand here.
+// WatchReplicasResponse is what has changed; at least one comes a second. A message carries any of its parts, which are
+// applied together, in the order in which they stand here.
 type WatchReplicasResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// In the first message: this life of this server. Numbers of replicas and versions mean nothing in another one.
@@ -2127,8 +2208,8 @@ type WatchReplicasResponse struct {
 	Index       *IndexUpdate   `protobuf:"bytes,4,opt,name=index,proto3" json:"index,omitempty"`
 	Load        *LoadUpdate    `protobuf:"bytes,5,opt,name=load,proto3" json:"load,omitempty"`
 	Outliers    *OutlierUpdate `protobuf:"bytes,8,opt,name=outliers,proto3" json:"outliers,omitempty"`
-	// Whether the server wants route reports; absent = as before, at first that it does not. It wants them where the policy uses
-	// the index and replicas publish no KV events.
+	// Whether the server wants route reports; absent = as before, at first that it does not. It wants them where the policy
+	// uses the index and replicas publish no KV events.
 	RoutesWanted  *bool `protobuf:"varint,6,opt,name=routes_wanted,json=routesWanted,proto3,oneof" json:"routes_wanted,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2471,8 +2552,16 @@ type Replica struct {
 	// Where it publishes KV events and repeats them. Only towards the server, which alone subscribes.
 	KvEvents       string `protobuf:"bytes,15,opt,name=kv_events,json=kvEvents,proto3" json:"kv_events,omitempty"`
 	KvEventsReplay string `protobuf:"bytes,16,opt,name=kv_events_replay,json=kvEventsReplay,proto3" json:"kv_events_replay,omitempty"`
-	// Another one after the replica was restarted; empty = not said. At most 256 bytes.
-	Instance      string `protobuf:"bytes,19,opt,name=instance,proto3" json:"instance,omitempty"`
+	// Another one after the replica was restarted; empty = not reported. At most 256 bytes.
+	Instance string `protobuf:"bytes,19,opt,name=instance,proto3" json:"instance,omitempty"`
+	// "prefill" = it only prefills for others, "decode" = it does not, empty or "both" = it does everything.
+	Role string `protobuf:"bytes,20,opt,name=role,proto3" json:"role,omitempty"`
+	// Only replicas with the same label share a request.
+	Pair string `protobuf:"bytes,21,opt,name=pair,proto3" json:"pair,omitempty"`
+	// host:port at which a decode replica asks for its KV blocks; empty = its host, port 8998.
+	KvBootstrap string `protobuf:"bytes,22,opt,name=kv_bootstrap,json=kvBootstrap,proto3" json:"kv_bootstrap,omitempty"`
+	// Its name in transfers of KV blocks.
+	KvEngineId    string `protobuf:"bytes,23,opt,name=kv_engine_id,json=kvEngineId,proto3" json:"kv_engine_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2626,23 +2715,51 @@ func (x *Replica) GetInstance() string {
 	return ""
 }
 
-// LoadUpdate is the load of the replicas, of all clients together. For callers that are not trusted to know what others asked, the
-// prompts of what the server has booked itself count whole, whatever of them is cached.
+func (x *Replica) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+func (x *Replica) GetPair() string {
+	if x != nil {
+		return x.Pair
+	}
+	return ""
+}
+
+func (x *Replica) GetKvBootstrap() string {
+	if x != nil {
+		return x.KvBootstrap
+	}
+	return ""
+}
+
+func (x *Replica) GetKvEngineId() string {
+	if x != nil {
+		return x.KvEngineId
+	}
+	return ""
+}
+
+// LoadUpdate is the load of the replicas, of all clients together. For principals that are not trusted with what others
+// asked, the prompts of what the server itself has reserved count whole, whatever of them is cached.
 type LoadUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The replicas here are all that have load; else they are those whose load has changed.
 	Snapshot bool `protobuf:"varint,1,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
-	// What all who are known to the server have booked, the receiver included. Where a replica says more of itself, that.
+	// What all clients of the server have reserved, the receiver included. Where a replica reports more of itself, that.
 	Loads *Loads `protobuf:"bytes,2,opt,name=loads,proto3" json:"loads,omitempty"`
 	// Number of the last report of the receiver that is counted in loads: what it reported there is to be taken off.
 	// 0 = none of this watch.
 	Counted uint64 `protobuf:"varint,3,opt,name=counted,proto3" json:"counted,omitempty"`
-	// When the next update is due, in milliseconds from this one. It tells of what was reported before that: clients
+	// When the next update is due, in milliseconds from this one. It has what was reported before that: clients
 	// report in the last tenth.
 	NextMs uint32 `protobuf:"varint,4,opt,name=next_ms,json=nextMs,proto3" json:"next_ms,omitempty"`
-	// Replicas whose load rests on something that ought to have been renewed. Replaces what was sent before where stale_set.
+	// Replicas whose load rests on a report that is overdue. Replaces what was sent before where stale_set.
 	Stale []uint32 `protobuf:"varint,5,rep,packed,name=stale,proto3" json:"stale,omitempty"`
-	// stale is told in this message; else it is as before.
+	// stale is in this message; else it is as before.
 	StaleSet      bool `protobuf:"varint,6,opt,name=stale_set,json=staleSet,proto3" json:"stale_set,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2800,7 +2917,7 @@ type CacheChange struct {
 	Removed []uint64 `protobuf:"fixed64,6,rep,packed,name=removed,proto3" json:"removed,omitempty"`
 	// There now; each is the prefix of the next.
 	Stored []uint64 `protobuf:"fixed64,7,rep,packed,name=stored,proto3" json:"stored,omitempty"`
-	// This is not what the replica's KV events say, but what was routed to it: it publishes none.
+	// This is not from the replica's KV events, but what was routed to it: it publishes none.
 	Routed        bool `protobuf:"varint,8,opt,name=routed,proto3" json:"routed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2901,9 +3018,9 @@ type RegisterRequest struct {
 	Replica *Replica `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
 	// How long it stays without another heartbeat, in milliseconds; 0 = the server's default.
 	LeaseMs uint32 `protobuf:"varint,3,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// Requests under way there, those that wait included; absent = not told.
+	// Requests under way there, those that wait included; absent = not reported.
 	Ongoing *uint32 `protobuf:"varint,4,opt,name=ongoing,proto3,oneof" json:"ongoing,omitempty"`
-	// Uncached prompt tokens not yet prefilled; absent = not told.
+	// Uncached prompt tokens not yet prefilled; absent = not reported.
 	QueuedTokens *uint64 `protobuf:"varint,5,opt,name=queued_tokens,json=queuedTokens,proto3,oneof" json:"queued_tokens,omitempty"`
 	// The replica leaves now; its lease is over.
 	Leaving       bool `protobuf:"varint,6,opt,name=leaving,proto3" json:"leaving,omitempty"`
@@ -2983,12 +3100,12 @@ func (x *RegisterRequest) GetLeaving() bool {
 	return false
 }
 
-// RegisterResponse says when the next heartbeat is wanted.
+// RegisterResponse is when the next heartbeat is due.
 type RegisterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long the replica stays, in milliseconds.
 	LeaseMs uint32 `protobuf:"varint,1,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
-	// When the next heartbeat is wanted, in milliseconds.
+	// When the next heartbeat is due, in milliseconds.
 	HeartbeatMs   uint32 `protobuf:"varint,2,opt,name=heartbeat_ms,json=heartbeatMs,proto3" json:"heartbeat_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3042,7 +3159,7 @@ var File_warmpath_v1_routing_proto protoreflect.FileDescriptor
 
 const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\n" +
-	"\x19warmpath/v1/routing.proto\x12\vwarmpath.v1\"\x9f\x03\n" +
+	"\x19warmpath/v1/routing.proto\x12\vwarmpath.v1\"\xeb\x03\n" +
 	"\n" +
 	"RequestKey\x12\x1d\n" +
 	"\n" +
@@ -3056,7 +3173,9 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\ttoken_ids\x18\a \x01(\v2\x15.warmpath.v1.TokenIdsH\x00R\btokenIds\x12\x14\n" +
 	"\x04text\x18\b \x01(\tH\x00R\x04text\x12#\n" +
 	"\rprompt_tokens\x18\t \x01(\rR\fpromptTokens\x121\n" +
-	"\bpriority\x18\v \x01(\x0e2\x15.warmpath.v1.PriorityR\bpriorityB\b\n" +
+	"\bpriority\x18\v \x01(\x0e2\x15.warmpath.v1.PriorityR\bpriority\x12%\n" +
+	"\x0eparent_session\x18\f \x01(\tR\rparentSession\x12#\n" +
+	"\rsession_final\x18\r \x01(\bR\fsessionFinalB\b\n" +
 	"\x06promptJ\x04\b\n" +
 	"\x10\vR\x16expected_output_tokens\"\x8e\x01\n" +
 	"\vBlockHashes\x12\x16\n" +
@@ -3067,7 +3186,7 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x06length\x18\x04 \x01(\x04R\x06lengthB\a\n" +
 	"\x05block\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
-	"\x03ids\x18\x01 \x03(\rR\x03ids\"\xac\x03\n" +
+	"\x03ids\x18\x01 \x03(\rR\x03ids\"\x80\x04\n" +
 	"\x14ChooseReplicaRequest\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
@@ -3084,7 +3203,10 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	" \x01(\x06R\aattempt\x12\x18\n" +
 	"\aallowed\x18\v \x03(\tR\aallowed\x12%\n" +
 	"\x0emax_candidates\x18\f \x01(\rR\rmaxCandidates\x12 \n" +
-	"\vtraceparent\x18\r \x01(\tR\vtraceparent\"\xce\x02\n" +
+	"\vtraceparent\x18\r \x01(\tR\vtraceparent\x12\x12\n" +
+	"\x04pair\x18\x0e \x01(\bR\x04pair\x12!\n" +
+	"\fprefilled_by\x18\x0f \x01(\tR\vprefilledBy\x12\x1b\n" +
+	"\tpair_only\x18\x10 \x01(\bR\bpairOnly\"\xc6\x03\n" +
 	"\x15ChooseReplicaResponse\x12\x1e\n" +
 	"\n" +
 	"deployment\x18\x01 \x01(\tR\n" +
@@ -3095,17 +3217,22 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\vreservation\x18\x05 \x01(\v2\x18.warmpath.v1.ReservationR\vreservation\x126\n" +
 	"\n" +
 	"candidates\x18\x06 \x03(\v2\x16.warmpath.v1.CandidateR\n" +
-	"candidates\"\x8a\x01\n" +
+	"candidates\x124\n" +
+	"\aprefill\x18\a \x01(\v2\x1a.warmpath.v1.ChosenReplicaR\aprefill\x12@\n" +
+	"\x10prefill_decision\x18\b \x01(\v2\x15.warmpath.v1.DecisionR\x0fprefillDecision\"\x8a\x01\n" +
 	"\tCandidate\x124\n" +
 	"\areplica\x18\x01 \x01(\v2\x1a.warmpath.v1.ChosenReplicaR\areplica\x121\n" +
 	"\bdecision\x18\x02 \x01(\v2\x15.warmpath.v1.DecisionR\bdecision\x12\x14\n" +
-	"\x05score\x18\x03 \x01(\x01R\x05score\"|\n" +
+	"\x05score\x18\x03 \x01(\x01R\x05score\"\xc1\x01\n" +
 	"\rChosenReplica\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x1f\n" +
 	"\vserver_name\x18\x03 \x01(\tR\n" +
 	"serverName\x12\x17\n" +
-	"\x04rank\x18\x04 \x01(\rH\x00R\x04rank\x88\x01\x01B\a\n" +
+	"\x04rank\x18\x04 \x01(\rH\x00R\x04rank\x88\x01\x01\x12!\n" +
+	"\fkv_bootstrap\x18\x05 \x01(\tR\vkvBootstrap\x12 \n" +
+	"\fkv_engine_id\x18\x06 \x01(\tR\n" +
+	"kvEngineIdB\a\n" +
 	"\x05_rank\"\xe1\x01\n" +
 	"\bDecision\x12\x16\n" +
 	"\x06policy\x18\x01 \x01(\tR\x06policy\x12\x16\n" +
@@ -3150,10 +3277,10 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x11ReportLifeRequest\x12-\n" +
 	"\x05lives\x18\x01 \x03(\v2\x17.warmpath.v1.LifeReportR\x05lives\".\n" +
 	"\x12ReportLifeResponse\x12\x18\n" +
-	"\aunknown\x18\x01 \x03(\tR\aunknown\"\xe7\x01\n" +
+	"\aunknown\x18\x01 \x03(\tR\aunknown\"\xf3\x01\n" +
 	"\x14WatchReplicasRequest\x12-\n" +
-	"\x05start\x18\x01 \x01(\v2\x17.warmpath.v1.WatchStartR\x05start\x126\n" +
-	"\bbookings\x18\x02 \x01(\v2\x1a.warmpath.v1.BookingReportR\bbookings\x120\n" +
+	"\x05start\x18\x01 \x01(\v2\x17.warmpath.v1.WatchStartR\x05start\x12B\n" +
+	"\freservations\x18\x02 \x01(\v2\x1e.warmpath.v1.ReservationReportR\freservations\x120\n" +
 	"\x06routes\x18\x03 \x01(\v2\x18.warmpath.v1.RouteReportR\x06routes\x126\n" +
 	"\boutcomes\x18\x05 \x01(\v2\x1a.warmpath.v1.OutcomeReportR\boutcomes\"I\n" +
 	"\rOutcomeReport\x128\n" +
@@ -3180,8 +3307,8 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x0econfig_version\x18\x05 \x01(\x04R\rconfigVersion\x12#\n" +
 	"\rindex_version\x18\x06 \x01(\x04R\findexVersion\x12\x14\n" +
 	"\x05index\x18\a \x01(\bR\x05index\x12\x12\n" +
-	"\x04load\x18\b \x01(\bR\x04load\"m\n" +
-	"\rBookingReport\x12\x16\n" +
+	"\x04load\x18\b \x01(\bR\x04load\"q\n" +
+	"\x11ReservationReport\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12(\n" +
 	"\x05loads\x18\x02 \x01(\v2\x12.warmpath.v1.LoadsR\x05loads\x12\x1a\n" +
 	"\bcomplete\x18\x03 \x01(\bR\bcomplete\"b\n" +
@@ -3210,7 +3337,7 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\bR\bsnapshot\x120\n" +
 	"\breplicas\x18\x03 \x03(\v2\x14.warmpath.v1.ReplicaR\breplicas\x12\x18\n" +
-	"\aremoved\x18\x04 \x03(\rR\aremoved\"\xb5\x04\n" +
+	"\aremoved\x18\x04 \x03(\rR\aremoved\"\xa2\x05\n" +
 	"\aReplica\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x18\n" +
@@ -3230,7 +3357,12 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\tkv_tokens\x18\x0e \x01(\x04R\bkvTokens\x12\x1b\n" +
 	"\tkv_events\x18\x0f \x01(\tR\bkvEvents\x12(\n" +
 	"\x10kv_events_replay\x18\x10 \x01(\tR\x0ekvEventsReplay\x12\x1a\n" +
-	"\binstance\x18\x13 \x01(\tR\binstance\x1a8\n" +
+	"\binstance\x18\x13 \x01(\tR\binstance\x12\x12\n" +
+	"\x04role\x18\x14 \x01(\tR\x04role\x12\x12\n" +
+	"\x04pair\x18\x15 \x01(\tR\x04pair\x12!\n" +
+	"\fkv_bootstrap\x18\x16 \x01(\tR\vkvBootstrap\x12 \n" +
+	"\fkv_engine_id\x18\x17 \x01(\tR\n" +
+	"kvEngineId\x1a8\n" +
 	"\n" +
 	"StatsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
@@ -3340,7 +3472,7 @@ var file_warmpath_v1_routing_proto_goTypes = []any{
 	(*RouteReport)(nil),            // 23: warmpath.v1.RouteReport
 	(*Route)(nil),                  // 24: warmpath.v1.Route
 	(*WatchStart)(nil),             // 25: warmpath.v1.WatchStart
-	(*BookingReport)(nil),          // 26: warmpath.v1.BookingReport
+	(*ReservationReport)(nil),      // 26: warmpath.v1.ReservationReport
 	(*Loads)(nil),                  // 27: warmpath.v1.Loads
 	(*WatchReplicasResponse)(nil),  // 28: warmpath.v1.WatchReplicasResponse
 	(*OutlierUpdate)(nil),          // 29: warmpath.v1.OutlierUpdate
@@ -3366,49 +3498,51 @@ var file_warmpath_v1_routing_proto_depIdxs = []int32{
 	11, // 7: warmpath.v1.ChooseReplicaResponse.decision:type_name -> warmpath.v1.Decision
 	12, // 8: warmpath.v1.ChooseReplicaResponse.reservation:type_name -> warmpath.v1.Reservation
 	9,  // 9: warmpath.v1.ChooseReplicaResponse.candidates:type_name -> warmpath.v1.Candidate
-	10, // 10: warmpath.v1.Candidate.replica:type_name -> warmpath.v1.ChosenReplica
-	11, // 11: warmpath.v1.Candidate.decision:type_name -> warmpath.v1.Decision
-	7,  // 12: warmpath.v1.ChooseReplicasRequest.choose:type_name -> warmpath.v1.ChooseReplicaRequest
-	16, // 13: warmpath.v1.ChooseReplicasRequest.lives:type_name -> warmpath.v1.LifeReport
-	8,  // 14: warmpath.v1.ChooseReplicasResponse.chosen:type_name -> warmpath.v1.ChooseReplicaResponse
-	15, // 15: warmpath.v1.ChooseReplicasResponse.failure:type_name -> warmpath.v1.Failure
-	2,  // 16: warmpath.v1.LifeReport.stage:type_name -> warmpath.v1.LifeStage
-	17, // 17: warmpath.v1.LifeReport.outcome:type_name -> warmpath.v1.Outcome
-	16, // 18: warmpath.v1.ReportLifeRequest.lives:type_name -> warmpath.v1.LifeReport
-	25, // 19: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
-	26, // 20: warmpath.v1.WatchReplicasRequest.bookings:type_name -> warmpath.v1.BookingReport
-	23, // 21: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
-	21, // 22: warmpath.v1.WatchReplicasRequest.outcomes:type_name -> warmpath.v1.OutcomeReport
-	22, // 23: warmpath.v1.OutcomeReport.replicas:type_name -> warmpath.v1.ReplicaOutcomes
-	24, // 24: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
-	27, // 25: warmpath.v1.BookingReport.loads:type_name -> warmpath.v1.Loads
-	31, // 26: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
-	32, // 27: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
-	35, // 28: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
-	34, // 29: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
-	29, // 30: warmpath.v1.WatchReplicasResponse.outliers:type_name -> warmpath.v1.OutlierUpdate
-	30, // 31: warmpath.v1.OutlierUpdate.replicas:type_name -> warmpath.v1.Outlier
-	33, // 32: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
-	39, // 33: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
-	27, // 34: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
-	36, // 35: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
-	3,  // 36: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
-	33, // 37: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
-	7,  // 38: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
-	13, // 39: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
-	18, // 40: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
-	20, // 41: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
-	37, // 42: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
-	8,  // 43: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
-	14, // 44: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
-	19, // 45: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
-	28, // 46: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
-	38, // 47: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
-	43, // [43:48] is the sub-list for method output_type
-	38, // [38:43] is the sub-list for method input_type
-	38, // [38:38] is the sub-list for extension type_name
-	38, // [38:38] is the sub-list for extension extendee
-	0,  // [0:38] is the sub-list for field type_name
+	10, // 10: warmpath.v1.ChooseReplicaResponse.prefill:type_name -> warmpath.v1.ChosenReplica
+	11, // 11: warmpath.v1.ChooseReplicaResponse.prefill_decision:type_name -> warmpath.v1.Decision
+	10, // 12: warmpath.v1.Candidate.replica:type_name -> warmpath.v1.ChosenReplica
+	11, // 13: warmpath.v1.Candidate.decision:type_name -> warmpath.v1.Decision
+	7,  // 14: warmpath.v1.ChooseReplicasRequest.choose:type_name -> warmpath.v1.ChooseReplicaRequest
+	16, // 15: warmpath.v1.ChooseReplicasRequest.lives:type_name -> warmpath.v1.LifeReport
+	8,  // 16: warmpath.v1.ChooseReplicasResponse.chosen:type_name -> warmpath.v1.ChooseReplicaResponse
+	15, // 17: warmpath.v1.ChooseReplicasResponse.failure:type_name -> warmpath.v1.Failure
+	2,  // 18: warmpath.v1.LifeReport.stage:type_name -> warmpath.v1.LifeStage
+	17, // 19: warmpath.v1.LifeReport.outcome:type_name -> warmpath.v1.Outcome
+	16, // 20: warmpath.v1.ReportLifeRequest.lives:type_name -> warmpath.v1.LifeReport
+	25, // 21: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
+	26, // 22: warmpath.v1.WatchReplicasRequest.reservations:type_name -> warmpath.v1.ReservationReport
+	23, // 23: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
+	21, // 24: warmpath.v1.WatchReplicasRequest.outcomes:type_name -> warmpath.v1.OutcomeReport
+	22, // 25: warmpath.v1.OutcomeReport.replicas:type_name -> warmpath.v1.ReplicaOutcomes
+	24, // 26: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
+	27, // 27: warmpath.v1.ReservationReport.loads:type_name -> warmpath.v1.Loads
+	31, // 28: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
+	32, // 29: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
+	35, // 30: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
+	34, // 31: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
+	29, // 32: warmpath.v1.WatchReplicasResponse.outliers:type_name -> warmpath.v1.OutlierUpdate
+	30, // 33: warmpath.v1.OutlierUpdate.replicas:type_name -> warmpath.v1.Outlier
+	33, // 34: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
+	39, // 35: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
+	27, // 36: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
+	36, // 37: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
+	3,  // 38: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
+	33, // 39: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
+	7,  // 40: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
+	13, // 41: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
+	18, // 42: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
+	20, // 43: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
+	37, // 44: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
+	8,  // 45: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
+	14, // 46: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
+	19, // 47: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
+	28, // 48: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
+	38, // 49: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
+	45, // [45:50] is the sub-list for method output_type
+	40, // [40:45] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_routing_proto_init() }

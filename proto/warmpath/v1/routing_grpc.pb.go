@@ -34,7 +34,7 @@ const (
 //
 // A deployment is one fleet with one policy. Where a request names none, its model decides; a server with one
 // deployment needs neither. Errors are the same for all methods: NOT_FOUND for a deployment or model that
-// nobody serves, INVALID_ARGUMENT for a request that is malformed or that could mean several deployments (the
+// is not served, INVALID_ARGUMENT for a request that is malformed or that could mean several deployments (the
 // message lists them), UNAVAILABLE when no replica can serve it, RESOURCE_EXHAUSTED when all are full or a limit
 // is reached.
 //
@@ -43,15 +43,15 @@ type RoutingServiceClient interface {
 	// ChooseReplica picks one replica for one request.
 	ChooseReplica(ctx context.Context, in *ChooseReplicaRequest, opts ...grpc.CallOption) (*ChooseReplicaResponse, error)
 	// ChooseReplicas is ChooseReplica and ReportLife for many requests over one stream. Answers may come in another
-	// order than the questions; their numbers tell which is which. An error of one question does not end the stream.
+	// order than the questions, and bear their numbers. An error of one question does not end the stream.
 	ChooseReplicas(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ChooseReplicasRequest, ChooseReplicasResponse], error)
-	// ReportLife tells what became of reservations, in batches.
+	// ReportLife reports what became of reservations, in batches.
 	ReportLife(ctx context.Context, in *ReportLifeRequest, opts ...grpc.CallOption) (*ReportLifeResponse, error)
-	// WatchReplicas tells a client that decides for itself all it needs to know of one deployment, and takes its reports
-	// of what it has booked. The first message upwards must have `start`.
+	// WatchReplicas sends a client that decides for itself the state of one deployment, and takes its reports of what it
+	// has reserved. The client's first message must have `start`.
 	WatchReplicas(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WatchReplicasRequest, WatchReplicasResponse], error)
 	// Register adds a replica to a deployment for the time of a lease. Every call carries everything, so it is its own
-	// heartbeat, and a server that was restarted knows the replica again after one.
+	// heartbeat, and a server that was restarted has the replica again after one.
 	Register(ctx context.Context, in *RegisterRequest, opts ...grpc.CallOption) (*RegisterResponse, error)
 }
 
@@ -127,7 +127,7 @@ func (c *routingServiceClient) Register(ctx context.Context, in *RegisterRequest
 //
 // A deployment is one fleet with one policy. Where a request names none, its model decides; a server with one
 // deployment needs neither. Errors are the same for all methods: NOT_FOUND for a deployment or model that
-// nobody serves, INVALID_ARGUMENT for a request that is malformed or that could mean several deployments (the
+// is not served, INVALID_ARGUMENT for a request that is malformed or that could mean several deployments (the
 // message lists them), UNAVAILABLE when no replica can serve it, RESOURCE_EXHAUSTED when all are full or a limit
 // is reached.
 //
@@ -136,15 +136,15 @@ type RoutingServiceServer interface {
 	// ChooseReplica picks one replica for one request.
 	ChooseReplica(context.Context, *ChooseReplicaRequest) (*ChooseReplicaResponse, error)
 	// ChooseReplicas is ChooseReplica and ReportLife for many requests over one stream. Answers may come in another
-	// order than the questions; their numbers tell which is which. An error of one question does not end the stream.
+	// order than the questions, and bear their numbers. An error of one question does not end the stream.
 	ChooseReplicas(grpc.BidiStreamingServer[ChooseReplicasRequest, ChooseReplicasResponse]) error
-	// ReportLife tells what became of reservations, in batches.
+	// ReportLife reports what became of reservations, in batches.
 	ReportLife(context.Context, *ReportLifeRequest) (*ReportLifeResponse, error)
-	// WatchReplicas tells a client that decides for itself all it needs to know of one deployment, and takes its reports
-	// of what it has booked. The first message upwards must have `start`.
+	// WatchReplicas sends a client that decides for itself the state of one deployment, and takes its reports of what it
+	// has reserved. The client's first message must have `start`.
 	WatchReplicas(grpc.BidiStreamingServer[WatchReplicasRequest, WatchReplicasResponse]) error
 	// Register adds a replica to a deployment for the time of a lease. Every call carries everything, so it is its own
-	// heartbeat, and a server that was restarted knows the replica again after one.
+	// heartbeat, and a server that was restarted has the replica again after one.
 	Register(context.Context, *RegisterRequest) (*RegisterResponse, error)
 	mustEmbedUnimplementedRoutingServiceServer()
 }

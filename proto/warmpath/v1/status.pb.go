@@ -21,7 +21,7 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// GetStatusRequest asks how deployments are doing.
+// GetStatusRequest asks for the state of deployments.
 type GetStatusRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Deployment; empty = all that the caller may see.
@@ -145,9 +145,9 @@ type DeploymentStatus struct {
 	Failures []*FailureCount `protobuf:"bytes,5,rep,name=failures,proto3" json:"failures,omitempty"`
 	// Clients that watch.
 	Watchers uint32 `protobuf:"varint,6,opt,name=watchers,proto3" json:"watchers,omitempty"`
-	// Picks that count now: reservations, and those that nobody will report on.
+	// Picks that count now: reservations, and those of which no report follows.
 	Reservations uint32 `protobuf:"varint,7,opt,name=reservations,proto3" json:"reservations,omitempty"`
-	// Reservations that ended with their lease: their callers vanished, or do not report.
+	// Reservations that ended with their lease: their callers are gone, or do not report.
 	ReservationsExpired uint64 `protobuf:"varint,8,opt,name=reservations_expired,json=reservationsExpired,proto3" json:"reservations_expired,omitempty"`
 	// Replicas that registered themselves and were taken out when their lease ended.
 	RegistrationsExpired uint64 `protobuf:"varint,9,opt,name=registrations_expired,json=registrationsExpired,proto3" json:"registrations_expired,omitempty"`
@@ -638,13 +638,13 @@ type ReplicaStatus struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Id      string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
 	Address string                 `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
-	// ready, full, ejected, not_serving, draining or disconnected; of several the one that comes last here. Receivers show what
-	// they do not know as it is.
+	// ready, full, ejected, not_serving, draining or disconnected; of several the one that comes last here. Receivers show a
+	// value that is new to them as it is.
 	State string `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	// Its load rests on something that ought to have been renewed.
+	// Its load rests on a report that is overdue.
 	Stale bool `protobuf:"varint,4,opt,name=stale,proto3" json:"stale,omitempty"`
-	// Requests under way, of all that the server knows of: its own picks, what watching clients report, or what the replica
-	// says of itself where that is more.
+	// Requests under way: the server's own picks, what watching clients report, or what the replica reports of itself where
+	// that is more.
 	Ongoing uint32 `protobuf:"varint,5,opt,name=ongoing,proto3" json:"ongoing,omitempty"`
 	// Uncached prompt tokens of them not yet prefilled; as in LoadUpdate for callers that are not trusted.
 	QueuedTokens uint64 `protobuf:"varint,6,opt,name=queued_tokens,json=queuedTokens,proto3" json:"queued_tokens,omitempty"`
@@ -652,12 +652,12 @@ type ReplicaStatus struct {
 	MaxOngoingRequests uint32 `protobuf:"varint,7,opt,name=max_ongoing_requests,json=maxOngoingRequests,proto3" json:"max_ongoing_requests,omitempty"`
 	// Size of its KV cache in tokens; 0 = not known.
 	KvTokens uint64 `protobuf:"varint,8,opt,name=kv_tokens,json=kvTokens,proto3" json:"kv_tokens,omitempty"`
-	// How its KV events are doing; absent = it is not followed.
+	// State of its KV events; absent = it is not followed.
 	Events *EventStatus `protobuf:"bytes,9,opt,name=events,proto3" json:"events,omitempty"`
-	// Why its load is not known from itself where the config says to ask; empty = all is well.
+	// Why its own report of its load is missing where the config has it polled; empty = all is well.
 	PollProblem string `protobuf:"bytes,10,opt,name=poll_problem,json=pollProblem,proto3" json:"poll_problem,omitempty"`
-	// What speaks against it; none = nothing is known. A replica may have some and be used all the same: where all are unwell
-	// all stay.
+	// What speaks against it; none = nothing does. A replica may have some and be used all the same:
+	// where all are unwell all stay.
 	Health        []*HealthReport `protobuf:"bytes,11,rep,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -770,12 +770,12 @@ func (x *ReplicaStatus) GetHealth() []*HealthReport {
 	return nil
 }
 
-// HealthReport is what speaks against a replica, as one source tells.
+// HealthReport is what speaks against a replica, by one source.
 type HealthReport struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The source: calls, by their outcomes; or check, the server's health check.
 	By string `protobuf:"bytes,1,opt,name=by,proto3" json:"by,omitempty"`
-	// not_serving (check), ejected or half_open (calls); receivers show what they do not know as it is.
+	// not_serving (check), ejected or half_open (calls); receivers show a value that is new to them as it is.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// For how long, in milliseconds; 0 = not known.
 	ForMs uint64 `protobuf:"varint,3,opt,name=for_ms,json=forMs,proto3" json:"for_ms,omitempty"`
@@ -852,7 +852,7 @@ func (x *HealthReport) GetPrincipals() uint32 {
 	return 0
 }
 
-// EventStatus is how the KV events of one replica are doing, all of its streams together.
+// EventStatus is the state of one replica's KV events, all of its streams together.
 type EventStatus struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Streams that are connected, and all there are.
@@ -1083,14 +1083,14 @@ func (x *FailureCount) GetCount() uint64 {
 	return 0
 }
 
-// IndexStatus is the size of the prefix index, and of the coarse one that watching clients are told.
+// IndexStatus is the size of the prefix index, and of the coarse one that watching clients are sent.
 type IndexStatus struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Bytes  uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	Blocks uint64                 `protobuf:"varint,2,opt,name=blocks,proto3" json:"blocks,omitempty"`
 	// Blocks forgotten to stay in the budget.
 	Evictions uint64 `protobuf:"varint,3,opt,name=evictions,proto3" json:"evictions,omitempty"`
-	// Superblocks told, of all replicas.
+	// Superblocks sent, of all replicas.
 	Superblocks   uint64 `protobuf:"varint,4,opt,name=superblocks,proto3" json:"superblocks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

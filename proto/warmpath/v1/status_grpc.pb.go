@@ -26,7 +26,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// StatusService says how a look-aside server is doing: what `warmpath top` shows. It is for people and for tools of theirs;
+// StatusService is the state of a look-aside server: what `warmpath top` shows. It is for operators and their tools;
 // metrics are for monitoring.
 type StatusServiceClient interface {
 	// GetStatus returns the state of this moment. Counts are since the server started, or since the deployment was added.
@@ -55,7 +55,7 @@ func (c *statusServiceClient) GetStatus(ctx context.Context, in *GetStatusReques
 // All implementations must embed UnimplementedStatusServiceServer
 // for forward compatibility.
 //
-// StatusService says how a look-aside server is doing: what `warmpath top` shows. It is for people and for tools of theirs;
+// StatusService is the state of a look-aside server: what `warmpath top` shows. It is for operators and their tools;
 // metrics are for monitoring.
 type StatusServiceServer interface {
 	// GetStatus returns the state of this moment. Counts are since the server started, or since the deployment was added.

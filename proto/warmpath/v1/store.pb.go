@@ -212,7 +212,7 @@ func (x *SetRequest) GetTtlMs() uint64 {
 	return 0
 }
 
-// SetResponse says what was written.
+// SetResponse is what was written.
 type SetResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
@@ -339,7 +339,7 @@ func (x *CompareAndSetRequest) GetTtlMs() uint64 {
 	return 0
 }
 
-// CompareAndSetResponse says what was written.
+// CompareAndSetResponse is what was written.
 type CompareAndSetResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Version       uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`

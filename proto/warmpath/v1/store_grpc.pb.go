@@ -30,8 +30,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // StoreService is a small store that the custom policies of one deployment share, wherever they run. It is memory only,
-// bounded, and empty after a restart: what is kept there must be worth no more than a better guess. The entry that was used
-// least recently goes first where room is needed.
+// bounded, and empty after a restart: what is kept there must be worth no more than a better guess. The entry that
+// was used least recently goes first where room is needed.
 //
 // Errors: NOT_FOUND for a deployment that is not there, ABORTED where CompareAndSet met another version,
 // INVALID_ARGUMENT for a key or a value that is too long.
@@ -99,8 +99,8 @@ func (c *storeServiceClient) Delete(ctx context.Context, in *DeleteRequest, opts
 // for forward compatibility.
 //
 // StoreService is a small store that the custom policies of one deployment share, wherever they run. It is memory only,
-// bounded, and empty after a restart: what is kept there must be worth no more than a better guess. The entry that was used
-// least recently goes first where room is needed.
+// bounded, and empty after a restart: what is kept there must be worth no more than a better guess. The entry that
+// was used least recently goes first where room is needed.
 //
 // Errors: NOT_FOUND for a deployment that is not there, ABORTED where CompareAndSet met another version,
 // INVALID_ARGUMENT for a key or a value that is too long.

@@ -3,11 +3,19 @@
 //
 // # Rule
 //
-// One server carries two dialects of the same engine: vllm.grpc.engine.VllmEngine (SMG's servicer, a
-// streaming Generate) and vllm.Inference (vLLM's Rust frontend, Generate and GenerateStream), besides
-// grpc.health.v1 and reflection. Prompts come as token ids or as text, four bytes to a token. The answer to
-// request id R is Token(OutputSeed(R), i) of package workload; a request without an id gets one, and the
-// client takes the token ids as they come. A call that its client ends is aborted in the engine.
+// One server carries three dialects of the same engine: vllm.grpc.engine.VllmEngine (SMG's servicer, a streaming
+// Generate), vllm.Inference (vLLM's Rust frontend, Generate and GenerateStream) and
+// sglang.grpc.scheduler.SglangScheduler (SMG's servicer), besides grpc.health.v1 and reflection. Prompts come as
+// token ids or as text, four bytes to a token. The answer to request id R is Token(OutputSeed(R), i) of package
+// workload, and goes on where the prompt ends with a part of it; a request without an id gets one, and the client
+// takes the token ids as they come. A call that its client ends is aborted in the engine.
+//
+// # Disaggregation
+//
+// With Config.Disaggregation it is a prefill engine, a decode engine, or both. The legs of a request meet by NIXL's or
+// Mooncake's parameters, or in SGLang's bootstrap rooms; package kvtransfer is the way between the engines.
+// Parameters are checked as real engines do, and must come back byte by byte. A leg that has wrong ones ends with
+// INVALID_ARGUMENT, one that cannot have its KV with INTERNAL, as with vLLM's kv_load_failure_policy "fail".
 //
 // # Figures
 //

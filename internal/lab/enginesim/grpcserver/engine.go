@@ -34,7 +34,11 @@ func (e *engineService) Generate(r *enginepb.GenerateRequest,
 	if r.GetText() == "" && len(r.GetTokenized().GetInputIds()) == 0 {
 		return status.Error(codes.InvalidArgument, "the request has neither input_ids nor text")
 	}
-	p := prompt{id: r.GetRequestId(), ids: r.GetTokenized().GetInputIds(), text: r.GetText(), output: output}
+	l, err := e.srv.kv.jsonLeg(r.GetKvTransferParamsJson(), r.GetRequestId(), output)
+	if err != nil {
+		return err
+	}
+	p := prompt{id: r.GetRequestId(), ids: r.GetTokenized().GetInputIds(), text: r.GetText(), output: output, leg: l}
 	return e.srv.run(stream.Context(), stream, p, func(c *enginesim.Call, from, to int, done bool) error {
 		res := c.Result()
 		if r.GetStream() {
@@ -63,6 +67,9 @@ func (e *engineService) Generate(r *enginepb.GenerateRequest,
 		if res.Aborted {
 			complete.FinishReason = "abort"
 		}
+		if l != nil && l.answer != "" {
+			complete.KvTransferParamsJson = &l.answer
+		}
 		return stream.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: complete}})
 	})
 }
@@ -81,6 +88,21 @@ func (e *engineService) Abort(_ context.Context, r *enginepb.AbortRequest) (*eng
 		e.srv.abort(id)
 	}
 	return &enginepb.AbortResponse{}, nil
+}
+
+// GetServerInfo implements the service.
+func (e *engineService) GetServerInfo(context.Context, *enginepb.GetServerInfoRequest) (*enginepb.GetServerInfoResponse,
+	error) {
+	s := e.srv.Stats()
+	info := &enginepb.GetServerInfoResponse{
+		ActiveRequests: uint32(s.Ongoing), ServerType: "vllm-grpc", DataParallelSize: 1, UptimeSeconds: s.Now.Seconds(),
+	}
+	if d := e.srv.kv; d != nil && d.Connector != Rooms {
+		info.KvConnector = map[Connector]string{NIXL: "NixlConnector", Mooncake: "MooncakeConnector"}[d.Connector]
+		info.KvRole = map[Role]string{Both: "kv_both", Prefill: "kv_producer", Decode: "kv_consumer"}[d.Role]
+		info.KvEngineId = d.EngineID
+	}
+	return info, nil
 }
 
 // GetLoads implements the service.

@@ -25,9 +25,9 @@ type inferenceService struct {
 // Generate implements the service.
 func (s *inferenceService) Generate(ctx context.Context, r *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
 	var out *vllmpb.GenerateResponse
-	err := s.generate(ctx, unaryCall{ctx}, r, func(c *enginesim.Call, _, to int, done bool) error {
+	err := s.generate(ctx, unaryCall{ctx}, r, func(c *enginesim.Call, l *leg, _, to int, done bool) error {
 		if done {
-			out = response(c, 0, to, true)
+			out = response(c, l, 0, to, true)
 			out.PromptInfo = promptInfo(c)
 		}
 		return nil
@@ -42,10 +42,10 @@ func (s *inferenceService) Generate(ctx context.Context, r *vllmpb.GenerateReque
 func (s *inferenceService) GenerateStream(r *vllmpb.GenerateRequest,
 	stream grpc.ServerStreamingServer[vllmpb.GenerateResponse]) error {
 	first := true
-	return s.generate(stream.Context(), stream, r, func(c *enginesim.Call, from, to int, done bool) error {
+	return s.generate(stream.Context(), stream, r, func(c *enginesim.Call, l *leg, from, to int, done bool) error {
 		for i := from; i < to || (done && i == to); i++ {
 			last := done && i >= to-1
-			m := response(c, i, min(i+1, to), last)
+			m := response(c, l, i, min(i+1, to), last)
 			if first {
 				m.PromptInfo, first = promptInfo(c), false
 			}
@@ -58,7 +58,7 @@ func (s *inferenceService) GenerateStream(r *vllmpb.GenerateRequest,
 }
 
 func (s *inferenceService) generate(ctx context.Context, stream trailerSetter, r *vllmpb.GenerateRequest,
-	on func(c *enginesim.Call, from, to int, done bool) error,
+	on func(c *enginesim.Call, l *leg, from, to int, done bool) error,
 ) error {
 	if r.GetText() == "" && len(r.GetTokenIds().GetIds()) == 0 {
 		return status.Error(codes.InvalidArgument, "the request has neither token_ids nor text")
@@ -67,10 +67,14 @@ func (s *inferenceService) generate(ctx context.Context, stream trailerSetter, r
 	if output == 0 {
 		output = defaultNewTokens
 	}
+	l, err := s.srv.kv.structLeg(r.GetKv().GetKvTransferParams(), r.GetRequestId(), output)
+	if err != nil {
+		return err
+	}
 	return s.srv.run(ctx, stream, prompt{
-		id: r.GetRequestId(), ids: r.GetTokenIds().GetIds(), text: r.GetText(), output: output, model: r.GetModel(),
+		leg: l, id: r.GetRequestId(), ids: r.GetTokenIds().GetIds(), text: r.GetText(), output: output, model: r.GetModel(),
 		adapter: r.GetLoraName(), salt: r.GetKv().GetCacheSalt(), bypass: r.GetKv().GetBypassPrefixCache(),
-	}, on)
+	}, func(c *enginesim.Call, from, to int, done bool) error { return on(c, l, from, to, done) })
 }
 
 func promptInfo(c *enginesim.Call) *vllmpb.PromptInfo {
@@ -78,7 +82,7 @@ func promptInfo(c *enginesim.Call) *vllmpb.PromptInfo {
 }
 
 // response is the message with tokens [from, to), and with the end if they are the last.
-func response(c *enginesim.Call, from, to int, last bool) *vllmpb.GenerateResponse {
+func response(c *enginesim.Call, l *leg, from, to int, last bool) *vllmpb.GenerateResponse {
 	var text strings.Builder
 	ids := outputIDs(c, from, to)
 	for _, id := range ids {
@@ -89,6 +93,9 @@ func response(c *enginesim.Call, from, to int, last bool) *vllmpb.GenerateRespon
 		out.FinishInfo = &vllmpb.FinishInfo{NumOutputTokens: uint32(to), FinishReason: vllmpb.FinishInfo_FINISH_REASON_LENGTH}
 		if c.Result().Aborted {
 			out.FinishInfo.FinishReason = vllmpb.FinishInfo_FINISH_REASON_ABORTED
+		}
+		if l != nil && l.answer != "" {
+			out.FinishInfo.KvTransferParams = asStruct(l.answer)
 		}
 	}
 	return &vllmpb.GenerateResponse{Outputs: out}

@@ -41,6 +41,7 @@ type prompt struct {
 	adapter string
 	salt    string
 	bypass  bool
+	leg     *leg // nil for a whole request
 }
 
 // run takes a request through the engine. It calls on for every batch of new tokens [from, to), and once more
@@ -60,6 +61,37 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 	if p.id == "" {
 		p.id = "enginesim-" + strconv.FormatUint(s.fresh.Add(1), 10)
 	}
+	s.count(p.leg)
+	req := s.request(&p)
+	defer p.leg.end()
+	if err := p.leg.begin(ctx, p.id, &req); err != nil {
+		return err
+	}
+	call, err := s.driver.Submit(req)
+	if err != nil {
+		return statusOf(err)
+	}
+	defer s.track(p.id, call)()
+	defer func() {
+		call.Abort() // nothing if it has ended
+		if l := p.leg; l != nil && !l.held {
+			call.Release() // of a prefill leg that is given up after its last token
+		}
+		stream.SetTrailer(figures(call.Result()))
+	}()
+	if s.cfg.EarlyHeaders {
+		if err := stream.SendHeader(nil); err != nil {
+			return err
+		}
+	}
+	if err := p.leg.submitted(ctx, p.id, call); err != nil {
+		return err
+	}
+	return s.tokens(ctx, &p, call, on)
+}
+
+// request is what the engine gets of a prompt.
+func (s *Server) request(p *prompt) enginesim.Request {
 	size, seed := s.driver.Config().BlockSize, kvindex.SeedFor("", p.adapter, p.salt)
 	tokens := p.ids
 	if p.text != "" {
@@ -70,20 +102,12 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 	if s.cfg.KVEvents != nil {
 		req.Prompt, req.Adapter, req.CacheSalt = tokens, p.adapter, p.salt
 	}
-	call, err := s.driver.Submit(req)
-	if err != nil {
-		return statusOf(err)
-	}
-	defer s.track(p.id, call)()
-	defer func() {
-		call.Abort() // nothing if it has ended
-		stream.SetTrailer(figures(call.Result()))
-	}()
-	if s.cfg.EarlyHeaders {
-		if err := stream.SendHeader(nil); err != nil {
-			return err
-		}
-	}
+	return req
+}
+
+// tokens passes on the tokens of a call until it has ended.
+func (s *Server) tokens(ctx context.Context, p *prompt, call *enginesim.Call,
+	on func(c *enginesim.Call, from, to int, done bool) error) error {
 	wait := ctx
 	if s.cfg.IgnoreCancel {
 		wait = s.killed
@@ -92,6 +116,12 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 		count, done, err := call.Wait(wait, have)
 		if err != nil {
 			return statusOf(err)
+		}
+		if done && p.leg != nil && !p.leg.prefill && count-have > 1 { // the last token is a moment of its own
+			count, done = count-1, false
+		}
+		if err := p.leg.beforeTokens(ctx, p.id, call, have == 0, done); err != nil {
+			return err
 		}
 		if done || !s.cfg.IgnoreCancel || ctx.Err() == nil {
 			if err := on(call, have, count, done); err != nil || done {

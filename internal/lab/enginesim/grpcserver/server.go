@@ -20,9 +20,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	sglangpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/sglang/grpc/scheduler"
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvtransfer"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -64,6 +66,8 @@ type Config struct {
 	// IgnoreCancel lets the engine go on with a request whose client has ended the call, until
 	// Abort names it, as engines do that do not notice.
 	IgnoreCancel bool
+	// Disaggregation makes it one of prefill and decode engines; nil means that it ignores what splits requests.
+	Disaggregation *Disaggregation
 }
 
 // Stats are a server's figures at one moment.
@@ -76,6 +80,10 @@ type Stats struct {
 	Load enginesim.Load
 	// Engine are the engine's counters.
 	Engine enginesim.Stats
+	// Whole, Prefills and Decodes count accepted calls, by what they were of a request.
+	Whole, Prefills, Decodes int
+	// KV is what became of the KV of the prefill legs.
+	KV kvtransfer.Stats
 }
 
 // Server serves one engine.
@@ -83,6 +91,8 @@ type Server struct {
 	cfg      Config
 	addr     net.Addr
 	driver   *enginesim.Driver
+	kv       *kvSide        // nil without a role
+	work     sync.WaitGroup // goroutines of legs
 	grpc     *grpc.Server
 	health   *health.Server
 	served   chan struct{}
@@ -96,6 +106,7 @@ type Server struct {
 	ongoing  int
 	rejected int
 	calls    map[*enginesim.Call]string // request ids, which clients may use twice
+	parts    struct{ whole, prefills, decodes int }
 }
 
 // Start makes an engine and serves it on the listener, which it owns from then on, also if it fails.
@@ -117,6 +128,11 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		grpc:  grpc.NewServer(grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage), grpc.WaitForHandlers(true)),
 		calls: map[*enginesim.Call]string{},
 	}
+	if s.kv, err = newKVSide(s); err != nil {
+		lis.Close()
+		d.Close()
+		return nil, err
+	}
 	s.killed, s.kill = context.WithCancel(context.Background())
 	s.stopping, s.stop = context.WithCancel(s.killed)
 	if c.KVEvents != nil {
@@ -124,8 +140,10 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 	}
 	enginepb.RegisterVllmEngineServer(s.grpc, &engineService{srv: s})
 	vllmpb.RegisterInferenceServer(s.grpc, &inferenceService{srv: s})
+	sglangpb.RegisterSglangSchedulerServer(s.grpc, &sglangService{srv: s})
 	healthpb.RegisterHealthServer(s.grpc, s.health)
-	for _, name := range []string{enginepb.VllmEngine_ServiceDesc.ServiceName, vllmpb.Inference_ServiceDesc.ServiceName} {
+	for _, name := range []string{enginepb.VllmEngine_ServiceDesc.ServiceName, vllmpb.Inference_ServiceDesc.ServiceName,
+		sglangpb.SglangScheduler_ServiceDesc.ServiceName} {
 		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 	}
 	reflection.Register(s.grpc)
@@ -159,7 +177,10 @@ func (s *Server) Stats() Stats {
 	now, l, st := s.driver.Snapshot()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{Now: now, Ongoing: s.ongoing, Rejected: s.rejected, Load: l, Engine: st}
+	return Stats{
+		Now: now, Ongoing: s.ongoing, Rejected: s.rejected, Load: l, Engine: st, KV: s.kv.stats(),
+		Whole: s.parts.whole, Prefills: s.parts.prefills, Decodes: s.parts.decodes,
+	}
 }
 
 // Stop reports NOT_SERVING, takes no more calls and lets those that are there end, until the context ends: then
@@ -178,10 +199,23 @@ func (s *Server) Stop(ctx context.Context) {
 
 // Kill closes every connection at once, as a crash would.
 func (s *Server) Kill() {
-	s.kill()
-	s.grpc.Stop() // cancels the handlers and waits for them
+	s.cut()
 	<-s.served
+	s.work.Wait()
 	s.driver.Close()
+}
+
+// Crash is Kill that does not wait until the calls are gone, for Disaggregation.Moment. Kill must follow.
+func (s *Server) Crash() {
+	s.kill()
+	s.work.Go(s.cut)
+}
+
+// cut closes every connection and waits for the handlers.
+func (s *Server) cut() {
+	s.kill()
+	s.grpc.Stop()
+	s.kv.close()
 }
 
 // model is the name of the model.
@@ -190,6 +224,20 @@ func (s *Server) model() string {
 		return s.cfg.ServedModel
 	}
 	return s.driver.Config().Preset
+}
+
+// count counts a call by what it is of a request.
+func (s *Server) count(l *leg) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case l == nil:
+		s.parts.whole++
+	case l.prefill:
+		s.parts.prefills++
+	default:
+		s.parts.decodes++
+	}
 }
 
 // enter counts a call in, or refuses it because the server is full.
@@ -222,6 +270,7 @@ func (s *Server) abort(id string) {
 			c.Abort()
 		}
 	}
+	s.kv.drop(id)
 }
 
 // track lets abort find a call until the function that it returns is called.

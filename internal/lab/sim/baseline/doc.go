@@ -26,6 +26,16 @@
 //     blocks, S = 1, with the engines' exact KV contents from their events, as soon as each pass has ended. dynamo_s16
 //     is the same with S = 16, a tuned weight that its own sweeps found best
 //
+// Which requests are split over a replica that prefills and one that decodes ([Split]):
+//
+//   - aggregated: none, and no replica has a role; always: all
+//   - llmd: llm-d's prefix-based decider: those of which at least 16 tokens are not cached where they would be served
+//     whole. uncached_512 and uncached_2048 are the same with other thresholds
+//   - dynamo: Dynamo's conditional rule: those of which at least 2,048 tokens, and 0.7 of the prompt, are not cached
+//     there
+//
+// All of them choose both replicas as the product does.
+//
 // Every client is a proxy by itself. That is what several of SMG, without its mesh, and of llm-d are; but the
 // routers of Ray Serve share one tree, in an actor, and those of Dynamo can send each other what they have
 // under way: with many clients ray_prefix and dynamo have less to go by here than there.

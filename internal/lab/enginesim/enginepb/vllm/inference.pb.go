@@ -12,6 +12,7 @@ package vllmpb
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	structpb "google.golang.org/protobuf/types/known/structpb"
 	reflect "reflect"
 	sync "sync"
 	unsafe "unsafe"
@@ -175,9 +176,11 @@ type KvParams struct {
 	// Do not read the prefix cache for this request.
 	BypassPrefixCache bool `protobuf:"varint,1,opt,name=bypass_prefix_cache,json=bypassPrefixCache,proto3" json:"bypass_prefix_cache,omitempty"`
 	// Partition of the prefix cache.
-	CacheSalt     string `protobuf:"bytes,2,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CacheSalt string `protobuf:"bytes,2,opt,name=cache_salt,json=cacheSalt,proto3" json:"cache_salt,omitempty"`
+	// Parameters of the KV connector.
+	KvTransferParams *structpb.Struct `protobuf:"bytes,3,opt,name=kv_transfer_params,json=kvTransferParams,proto3" json:"kv_transfer_params,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *KvParams) Reset() {
@@ -222,6 +225,13 @@ func (x *KvParams) GetCacheSalt() string {
 		return x.CacheSalt
 	}
 	return ""
+}
+
+func (x *KvParams) GetKvTransferParams() *structpb.Struct {
+	if x != nil {
+		return x.KvTransferParams
+	}
+	return nil
 }
 
 // GenerateRequest is one prompt.
@@ -415,9 +425,11 @@ type FinishInfo struct {
 	// Tokens generated in all.
 	NumOutputTokens uint32 `protobuf:"varint,1,opt,name=num_output_tokens,json=numOutputTokens,proto3" json:"num_output_tokens,omitempty"`
 	// Why it ended.
-	FinishReason  FinishInfo_FinishReason `protobuf:"varint,2,opt,name=finish_reason,json=finishReason,proto3,enum=vllm.FinishInfo_FinishReason" json:"finish_reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	FinishReason FinishInfo_FinishReason `protobuf:"varint,2,opt,name=finish_reason,json=finishReason,proto3,enum=vllm.FinishInfo_FinishReason" json:"finish_reason,omitempty"`
+	// What the decode leg needs, of a prefill leg.
+	KvTransferParams *structpb.Struct `protobuf:"bytes,6,opt,name=kv_transfer_params,json=kvTransferParams,proto3" json:"kv_transfer_params,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *FinishInfo) Reset() {
@@ -462,6 +474,13 @@ func (x *FinishInfo) GetFinishReason() FinishInfo_FinishReason {
 		return x.FinishReason
 	}
 	return FinishInfo_FINISH_REASON_UNSPECIFIED
+}
+
+func (x *FinishInfo) GetKvTransferParams() *structpb.Struct {
+	if x != nil {
+		return x.KvTransferParams
+	}
+	return nil
 }
 
 // Output is what was generated since the last message.
@@ -605,15 +624,16 @@ var File_vllm_inference_proto protoreflect.FileDescriptor
 
 const file_vllm_inference_proto_rawDesc = "" +
 	"\n" +
-	"\x14vllm/inference.proto\x12\x04vllm\"\x1c\n" +
+	"\x14vllm/inference.proto\x12\x04vllm\x1a\x1cgoogle/protobuf/struct.proto\"\x1c\n" +
 	"\bTokenIds\x12\x10\n" +
 	"\x03ids\x18\x01 \x03(\rR\x03ids\"8\n" +
 	"\x10StoppingCriteria\x12$\n" +
-	"\x0emax_new_tokens\x18\x01 \x01(\rR\fmaxNewTokens\"Y\n" +
+	"\x0emax_new_tokens\x18\x01 \x01(\rR\fmaxNewTokens\"\xa0\x01\n" +
 	"\bKvParams\x12.\n" +
 	"\x13bypass_prefix_cache\x18\x01 \x01(\bR\x11bypassPrefixCache\x12\x1d\n" +
 	"\n" +
-	"cache_salt\x18\x02 \x01(\tR\tcacheSalt\"\xcc\x02\n" +
+	"cache_salt\x18\x02 \x01(\tR\tcacheSalt\x12E\n" +
+	"\x12kv_transfer_params\x18\x03 \x01(\v2\x17.google.protobuf.StructR\x10kvTransferParams\"\xcc\x02\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
@@ -632,11 +652,12 @@ const file_vllm_inference_proto_rawDesc = "" +
 	"_lora_name\"8\n" +
 	"\n" +
 	"PromptInfo\x12*\n" +
-	"\x11num_prompt_tokens\x18\x01 \x01(\rR\x0fnumPromptTokens\"\xf8\x01\n" +
+	"\x11num_prompt_tokens\x18\x01 \x01(\rR\x0fnumPromptTokens\"\xbf\x02\n" +
 	"\n" +
 	"FinishInfo\x12*\n" +
 	"\x11num_output_tokens\x18\x01 \x01(\rR\x0fnumOutputTokens\x12B\n" +
-	"\rfinish_reason\x18\x02 \x01(\x0e2\x1d.vllm.FinishInfo.FinishReasonR\ffinishReason\"z\n" +
+	"\rfinish_reason\x18\x02 \x01(\x0e2\x1d.vllm.FinishInfo.FinishReasonR\ffinishReason\x12E\n" +
+	"\x12kv_transfer_params\x18\x06 \x01(\v2\x17.google.protobuf.StructR\x10kvTransferParams\"z\n" +
 	"\fFinishReason\x12\x1d\n" +
 	"\x19FINISH_REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14FINISH_REASON_LENGTH\x10\x01\x12\x16\n" +
@@ -686,24 +707,27 @@ var file_vllm_inference_proto_goTypes = []any{
 	(*FinishInfo)(nil),           // 6: vllm.FinishInfo
 	(*Output)(nil),               // 7: vllm.Output
 	(*GenerateResponse)(nil),     // 8: vllm.GenerateResponse
+	(*structpb.Struct)(nil),      // 9: google.protobuf.Struct
 }
 var file_vllm_inference_proto_depIdxs = []int32{
-	1, // 0: vllm.GenerateRequest.token_ids:type_name -> vllm.TokenIds
-	2, // 1: vllm.GenerateRequest.stopping:type_name -> vllm.StoppingCriteria
-	3, // 2: vllm.GenerateRequest.kv:type_name -> vllm.KvParams
-	0, // 3: vllm.FinishInfo.finish_reason:type_name -> vllm.FinishInfo.FinishReason
-	6, // 4: vllm.Output.finish_info:type_name -> vllm.FinishInfo
-	5, // 5: vllm.GenerateResponse.prompt_info:type_name -> vllm.PromptInfo
-	7, // 6: vllm.GenerateResponse.outputs:type_name -> vllm.Output
-	4, // 7: vllm.Inference.Generate:input_type -> vllm.GenerateRequest
-	4, // 8: vllm.Inference.GenerateStream:input_type -> vllm.GenerateRequest
-	8, // 9: vllm.Inference.Generate:output_type -> vllm.GenerateResponse
-	8, // 10: vllm.Inference.GenerateStream:output_type -> vllm.GenerateResponse
-	9, // [9:11] is the sub-list for method output_type
-	7, // [7:9] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	9,  // 0: vllm.KvParams.kv_transfer_params:type_name -> google.protobuf.Struct
+	1,  // 1: vllm.GenerateRequest.token_ids:type_name -> vllm.TokenIds
+	2,  // 2: vllm.GenerateRequest.stopping:type_name -> vllm.StoppingCriteria
+	3,  // 3: vllm.GenerateRequest.kv:type_name -> vllm.KvParams
+	0,  // 4: vllm.FinishInfo.finish_reason:type_name -> vllm.FinishInfo.FinishReason
+	9,  // 5: vllm.FinishInfo.kv_transfer_params:type_name -> google.protobuf.Struct
+	6,  // 6: vllm.Output.finish_info:type_name -> vllm.FinishInfo
+	5,  // 7: vllm.GenerateResponse.prompt_info:type_name -> vllm.PromptInfo
+	7,  // 8: vllm.GenerateResponse.outputs:type_name -> vllm.Output
+	4,  // 9: vllm.Inference.Generate:input_type -> vllm.GenerateRequest
+	4,  // 10: vllm.Inference.GenerateStream:input_type -> vllm.GenerateRequest
+	8,  // 11: vllm.Inference.Generate:output_type -> vllm.GenerateResponse
+	8,  // 12: vllm.Inference.GenerateStream:output_type -> vllm.GenerateResponse
+	11, // [11:13] is the sub-list for method output_type
+	9,  // [9:11] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_vllm_inference_proto_init() }

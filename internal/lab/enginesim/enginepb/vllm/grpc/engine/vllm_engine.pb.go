@@ -140,6 +140,8 @@ type GenerateRequest struct {
 	SamplingParams *SamplingParams `protobuf:"bytes,4,opt,name=sampling_params,json=samplingParams,proto3" json:"sampling_params,omitempty"`
 	// Send a chunk per token; otherwise the complete message only.
 	Stream bool `protobuf:"varint,5,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Parameters of the KV connector as a JSON object.
+	KvTransferParamsJson *string `protobuf:"bytes,8,opt,name=kv_transfer_params_json,json=kvTransferParamsJson,proto3,oneof" json:"kv_transfer_params_json,omitempty"`
 	// Rank to run on.
 	DataParallelRank *int32 `protobuf:"varint,9,opt,name=data_parallel_rank,json=dataParallelRank,proto3,oneof" json:"data_parallel_rank,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -220,6 +222,13 @@ func (x *GenerateRequest) GetStream() bool {
 		return x.Stream
 	}
 	return false
+}
+
+func (x *GenerateRequest) GetKvTransferParamsJson() string {
+	if x != nil && x.KvTransferParamsJson != nil {
+		return *x.KvTransferParamsJson
+	}
+	return ""
 }
 
 func (x *GenerateRequest) GetDataParallelRank() int32 {
@@ -332,9 +341,11 @@ type GenerateComplete struct {
 	// Number of output_ids.
 	CompletionTokens uint32 `protobuf:"varint,4,opt,name=completion_tokens,json=completionTokens,proto3" json:"completion_tokens,omitempty"`
 	// Prompt tokens that were in the cache.
-	CachedTokens  uint32 `protobuf:"varint,5,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	CachedTokens uint32 `protobuf:"varint,5,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	// What the decode leg needs, of a prefill leg: a JSON object.
+	KvTransferParamsJson *string `protobuf:"bytes,12,opt,name=kv_transfer_params_json,json=kvTransferParamsJson,proto3,oneof" json:"kv_transfer_params_json,omitempty"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *GenerateComplete) Reset() {
@@ -400,6 +411,13 @@ func (x *GenerateComplete) GetCachedTokens() uint32 {
 		return x.CachedTokens
 	}
 	return 0
+}
+
+func (x *GenerateComplete) GetKvTransferParamsJson() string {
+	if x != nil && x.KvTransferParamsJson != nil {
+		return *x.KvTransferParamsJson
+	}
+	return ""
 }
 
 // GenerateResponse is a piece of the answer.
@@ -838,6 +856,12 @@ type GetServerInfoResponse struct {
 	UptimeSeconds float64 `protobuf:"fixed64,4,opt,name=uptime_seconds,json=uptimeSeconds,proto3" json:"uptime_seconds,omitempty"`
 	// Kind of server.
 	ServerType string `protobuf:"bytes,5,opt,name=server_type,json=serverType,proto3" json:"server_type,omitempty"`
+	// KV connector, empty without one.
+	KvConnector string `protobuf:"bytes,6,opt,name=kv_connector,json=kvConnector,proto3" json:"kv_connector,omitempty"`
+	// Role of the KV connector.
+	KvRole string `protobuf:"bytes,7,opt,name=kv_role,json=kvRole,proto3" json:"kv_role,omitempty"`
+	// Id of the engine in the KV connector.
+	KvEngineId string `protobuf:"bytes,8,opt,name=kv_engine_id,json=kvEngineId,proto3" json:"kv_engine_id,omitempty"`
 	// Number of data-parallel ranks.
 	DataParallelSize uint32 `protobuf:"varint,9,opt,name=data_parallel_size,json=dataParallelSize,proto3" json:"data_parallel_size,omitempty"`
 	unknownFields    protoimpl.UnknownFields
@@ -898,6 +922,27 @@ func (x *GetServerInfoResponse) GetUptimeSeconds() float64 {
 func (x *GetServerInfoResponse) GetServerType() string {
 	if x != nil {
 		return x.ServerType
+	}
+	return ""
+}
+
+func (x *GetServerInfoResponse) GetKvConnector() string {
+	if x != nil {
+		return x.KvConnector
+	}
+	return ""
+}
+
+func (x *GetServerInfoResponse) GetKvRole() string {
+	if x != nil {
+		return x.KvRole
+	}
+	return ""
+}
+
+func (x *GetServerInfoResponse) GetKvEngineId() string {
+	if x != nil {
+		return x.KvEngineId
 	}
 	return ""
 }
@@ -1184,29 +1229,33 @@ const file_vllm_grpc_engine_vllm_engine_proto_rawDesc = "" +
 	"\x0eSamplingParams\x12\"\n" +
 	"\n" +
 	"max_tokens\x18\b \x01(\rH\x00R\tmaxTokens\x88\x01\x01B\r\n" +
-	"\v_max_tokens\"\xbe\x02\n" +
+	"\v_max_tokens\"\x96\x03\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12@\n" +
 	"\ttokenized\x18\x02 \x01(\v2 .vllm.grpc.engine.TokenizedInputH\x00R\ttokenized\x12\x14\n" +
 	"\x04text\x18\x03 \x01(\tH\x00R\x04text\x12I\n" +
 	"\x0fsampling_params\x18\x04 \x01(\v2 .vllm.grpc.engine.SamplingParamsR\x0esamplingParams\x12\x16\n" +
-	"\x06stream\x18\x05 \x01(\bR\x06stream\x121\n" +
-	"\x12data_parallel_rank\x18\t \x01(\x05H\x01R\x10dataParallelRank\x88\x01\x01B\a\n" +
-	"\x05inputB\x15\n" +
+	"\x06stream\x18\x05 \x01(\bR\x06stream\x12:\n" +
+	"\x17kv_transfer_params_json\x18\b \x01(\tH\x01R\x14kvTransferParamsJson\x88\x01\x01\x121\n" +
+	"\x12data_parallel_rank\x18\t \x01(\x05H\x02R\x10dataParallelRank\x88\x01\x01B\a\n" +
+	"\x05inputB\x1a\n" +
+	"\x18_kv_transfer_params_jsonB\x15\n" +
 	"\x13_data_parallel_rank\"\xa9\x01\n" +
 	"\x13GenerateStreamChunk\x12\x1b\n" +
 	"\ttoken_ids\x18\x01 \x03(\rR\btokenIds\x12#\n" +
 	"\rprompt_tokens\x18\x02 \x01(\rR\fpromptTokens\x12+\n" +
 	"\x11completion_tokens\x18\x03 \x01(\rR\x10completionTokens\x12#\n" +
-	"\rcached_tokens\x18\x04 \x01(\rR\fcachedTokens\"\xcd\x01\n" +
+	"\rcached_tokens\x18\x04 \x01(\rR\fcachedTokens\"\xa5\x02\n" +
 	"\x10GenerateComplete\x12\x1d\n" +
 	"\n" +
 	"output_ids\x18\x01 \x03(\rR\toutputIds\x12#\n" +
 	"\rfinish_reason\x18\x02 \x01(\tR\ffinishReason\x12#\n" +
 	"\rprompt_tokens\x18\x03 \x01(\rR\fpromptTokens\x12+\n" +
 	"\x11completion_tokens\x18\x04 \x01(\rR\x10completionTokens\x12#\n" +
-	"\rcached_tokens\x18\x05 \x01(\rR\fcachedTokens\"\x9f\x01\n" +
+	"\rcached_tokens\x18\x05 \x01(\rR\fcachedTokens\x12:\n" +
+	"\x17kv_transfer_params_json\x18\f \x01(\tH\x00R\x14kvTransferParamsJson\x88\x01\x01B\x1a\n" +
+	"\x18_kv_transfer_params_json\"\x9f\x01\n" +
 	"\x10GenerateResponse\x12=\n" +
 	"\x05chunk\x18\x01 \x01(\v2%.vllm.grpc.engine.GenerateStreamChunkH\x00R\x05chunk\x12@\n" +
 	"\bcomplete\x18\x02 \x01(\v2\".vllm.grpc.engine.GenerateCompleteH\x00R\bcompleteB\n" +
@@ -1230,13 +1279,17 @@ const file_vllm_grpc_engine_vllm_engine_proto_rawDesc = "" +
 	"vocab_size\x18\x04 \x01(\rR\tvocabSize\x12*\n" +
 	"\x11served_model_name\x18\x06 \x01(\tR\x0fservedModelName\x12%\n" +
 	"\x0etokenizer_path\x18\a \x01(\tR\rtokenizerPath\"\x16\n" +
-	"\x14GetServerInfoRequest\"\xd3\x01\n" +
+	"\x14GetServerInfoRequest\"\xb1\x02\n" +
 	"\x15GetServerInfoResponse\x12'\n" +
 	"\x0factive_requests\x18\x01 \x01(\rR\x0eactiveRequests\x12\x1b\n" +
 	"\tis_paused\x18\x02 \x01(\bR\bisPaused\x12%\n" +
 	"\x0euptime_seconds\x18\x04 \x01(\x01R\ruptimeSeconds\x12\x1f\n" +
 	"\vserver_type\x18\x05 \x01(\tR\n" +
-	"serverType\x12,\n" +
+	"serverType\x12!\n" +
+	"\fkv_connector\x18\x06 \x01(\tR\vkvConnector\x12\x17\n" +
+	"\akv_role\x18\a \x01(\tR\x06kvRole\x12 \n" +
+	"\fkv_engine_id\x18\b \x01(\tR\n" +
+	"kvEngineId\x12,\n" +
 	"\x12data_parallel_size\x18\t \x01(\rR\x10dataParallelSize\"U\n" +
 	"\x0fGetLoadsRequest\x12\x1c\n" +
 	"\adp_rank\x18\x01 \x01(\x05H\x00R\x06dpRank\x88\x01\x01\x12\x18\n" +
@@ -1343,6 +1396,7 @@ func file_vllm_grpc_engine_vllm_engine_proto_init() {
 		(*GenerateRequest_Tokenized)(nil),
 		(*GenerateRequest_Text)(nil),
 	}
+	file_vllm_grpc_engine_vllm_engine_proto_msgTypes[4].OneofWrappers = []any{}
 	file_vllm_grpc_engine_vllm_engine_proto_msgTypes[5].OneofWrappers = []any{
 		(*GenerateResponse_Chunk)(nil),
 		(*GenerateResponse_Complete)(nil),

@@ -1,0 +1,88 @@
+package client
+
+import (
+	"io"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+)
+
+// keep keeps the request of a stream that may go on elsewhere.
+func (k *core) keep() {
+	if k.resume == nil {
+		r := k.call.Keep(k.msg)
+		k.mu.Lock()
+		k.resume = r
+		k.mu.Unlock()
+	}
+}
+
+// forget drops it.
+func (k *core) forget() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.resume.Forget()
+}
+
+// elsewhere has a stream that ended with err go on at another replica, with m as its next message. It returns true
+// where the stream ends, with the error of the call in err. RecvMsg alone calls it.
+func (k *core) elsewhere(m any, err *error) (ends bool) {
+	broken := *err
+	if broken == io.EOF {
+		return true
+	}
+	if k.resume.Complete(broken) { // only the status is missing
+		*err = io.EOF
+		return true
+	}
+	header, _ := k.at.cs.Header()
+	for {
+		msg := k.resume.Next(broken)
+		if msg == nil {
+			break
+		}
+		var cs grpc.ClientStream
+		if cs, broken = k.again(msg); broken == nil {
+			broken = cs.RecvMsg(m)
+		}
+		if broken != nil && broken != io.EOF {
+			continue
+		}
+		k.mu.Lock()
+		k.at.n++
+		k.at.cs = &continued{ClientStream: cs, header: header}
+		k.mu.Unlock()
+		if *err = broken; broken == nil {
+			k.usage = k.call.FirstMessage()
+		}
+		return broken != nil
+	}
+	if k.call.Context.Err() != nil {
+		*err = k.ended()
+	}
+	return true
+}
+
+// again opens a stream with another request message.
+func (k *core) again(msg any) (grpc.ClientStream, error) {
+	cs, err := k.open(&k.call, k.desc, k.conn, k.method, k.options.Attempts...)
+	if err != nil {
+		return nil, err
+	}
+	if err = cs.SendMsg(msg); err == nil {
+		err = cs.CloseSend()
+	}
+	if err == io.EOF { // RecvMsg has the status
+		err = nil
+	}
+	return cs, err
+}
+
+// continued is the stream of an attempt that goes on with an earlier one. The application has the header of the first.
+type continued struct {
+	grpc.ClientStream
+	header metadata.MD
+}
+
+// Header implements [grpc.ClientStream].
+func (c *continued) Header() (metadata.MD, error) { return c.header, nil }

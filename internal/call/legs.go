@@ -1,0 +1,423 @@
+package call
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	encodingproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/lookaside"
+	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// lease is for how long a prefill replica keeps the KV cache for a decode leg: a little less than vLLM's 30 s.
+const lease = 25 * time.Second
+
+// legs are those of an attempt that is sent to two replicas: a prefill leg, which is an RPC of its own, and the decode
+// leg, which is the attempt of the application's call. The Router reserves both in one step. In a sequential flow the
+// decode leg begins with the answer of the prefill leg; then it can be repeated at another replica while the lease
+// lasts. Else both begin at once, and where one fails both do.
+type legs struct {
+	prefill  Call // the prefill leg: its picker finds it as that of any call
+	kv       *requestkey.Legs
+	codec    *requestCodec
+	server   *lookaside.Reservation // of both legs; nil = none
+	transfer requestkey.Transfer
+
+	answered chan struct{} // closed when the prefill leg has answered, or its RPC has ended
+	settle   sync.Once     // closes answered
+	done     chan struct{} // closed when its RPC has ended; nil = it was not sent
+
+	// mu guards the fields below, and the answer in transfer. A Call's mu may be held when it is taken.
+	mu      sync.Mutex
+	cancel  context.CancelFunc // of the decode leg, where both legs begin at once; nil = it has not begun
+	err     error              // that the prefill leg failed with before its answer; nil = it has not
+	until   time.Time          // end of the lease; zero = the decode leg does not begin with an answer
+	usage   policy.Usage       // of the prefill leg
+	over    bool               // the decode leg has its first message: the transfer is complete
+	suspect bool               // the transfer may have failed
+}
+
+// errLegs is the error of a leg that would be sent without the other, or to a replica that the other does not name.
+var errLegs = errors.New("the replica that was reserved for a leg of the request is gone")
+
+// newLegs returns memory for the legs of an attempt, nil where the call is not split: as a rule.
+func (c *Call) newLegs(b *Binding) *legs {
+	q := &c.key.request
+	if !b.splits(q) {
+		return nil
+	}
+	c.mu.Lock()
+	codec := c.Attempts.codec
+	c.mu.Unlock()
+	if codec == nil || codec.Name() != encodingproto.Name || !b.dialect(q).Splits(c.key.msg) {
+		return nil
+	}
+	l := &legs{codec: codec, answered: make(chan struct{}), usage: policy.NoUsage}
+	p := &l.prefill
+	p.handle, p.leg, p.legs, p.key.abort, p.key.filled = c.handle, true, l, c.key.abort, true
+	p.key.request.Method, p.key.request.Answer, p.key.request.Session = q.Method, q.Answer, q.Session
+	p.key.request.PromptTokens, p.reserved.binding, p.outcome.result.Usage = q.PromptTokens, b, policy.NoUsage
+	return l
+}
+
+// splits reports whether the request of a method may be sent in two legs.
+func (b *Binding) splits(q *policy.Request) bool {
+	return b.Router != nil && b.Router.Fleet.Divided() && b.dialect(q).Legs() != nil && q.Answer != state.AnswerUnseen
+}
+
+// pairOnly reports whether replicas that have a role refuse a request that is not split.
+func (b *Binding) pairOnly(q *policy.Request) bool {
+	return b.splits(q) && b.dialect(q).Legs().PairOnly()
+}
+
+// held notes that both legs are reserved. It returns false where the request is served whole.
+func (l *legs) held(c *Call, b *Binding) bool {
+	d := l.prefill.Decision()
+	if d.Replica == nil {
+		return false
+	}
+	p := &l.prefill
+	p.Context, p.cancel = context.WithCancel(c.Context)
+	p.reserved.brought.Store(true)
+	l.server = c.reserved.server
+	l.kv = b.dialect(&c.key.request).Legs().For(d.Replica.KVEngineID)
+	l.transfer.Address, l.transfer.Engine = fleet.Bootstrap(d.Replica.Attributes), d.Replica.KVEngineID
+	if d.Replica.Ranks > 1 {
+		l.transfer.Engine += fmt.Sprintf("_dp%d", max(d.Rank(), 0))
+	}
+	return true
+}
+
+// from returns the replica that has prefilled the request where a decode leg may still begin with its answer, else nil.
+func (l *legs) from() *policy.Replica {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if r := l.prefill.Decision().Replica; !l.over && time.Now().Before(l.until) && r.Connected() {
+		return r
+	}
+	return nil
+}
+
+// inLegs has reserve reserve a replica for an attempt, or two for its legs. Where the prompt is prefilled already, it
+// is one that decodes it.
+func (r *reservation) inLegs(c *Call, b *Binding, reserve func(context.Context, router.How) error) error {
+	if from := c.legs.from(); from != nil {
+		ctx, cancel := context.WithTimeout(c, lease)
+		err := reserve(ctx, router.How{From: from})
+		cancel()
+		if err == nil || c.Err() != nil {
+			return err
+		}
+	}
+	if c.legs != nil {
+		c.legs.end()
+	}
+	l, how := c.newLegs(b), router.How{PairOnly: b.pairOnly(&c.key.request)}
+	if l != nil {
+		how.Prefill = &l.prefill.reserved.held
+	}
+	err := reserve(c, how)
+	if err != nil || l != nil && !l.held(c, b) {
+		l = nil
+	}
+	if l != c.legs {
+		c.mu.Lock()
+		c.legs = l
+		c.mu.Unlock()
+	}
+	return err
+}
+
+// A Sender makes an RPC of the call's method with a message, and calls each for every response.
+type Sender interface {
+	Send(ctx context.Context, msg any, opts []grpc.CallOption, each func(response []byte)) error
+}
+
+// Split reports whether the attempt that is reserved has two legs.
+func (a *Attempts) Split() bool { return a.call.legs != nil }
+
+// Prefill sends the prefill leg of an attempt, unless that is done. It returns when the decode leg is to be sent, in
+// the context of [Attempts.Decode], or with the error of the attempt.
+func (a *Attempts) Prefill(s Sender, opts []grpc.CallOption) error {
+	c := a.call
+	l, msg := c.legs, c.key.msg
+	if l.done != nil {
+		return nil
+	}
+	if err := l.codec.keep(); err != nil { // before the application has its message back
+		return err
+	}
+	if !l.kv.Sequential() {
+		l.transfer.Room = rooms.take()
+	}
+	c.split, l.done = true, make(chan struct{})
+	opts = append(withoutResults(opts), grpc.ForceCodecV2(&legCodec{l.codec, &l.prefill}))
+	go func() {
+		defer close(l.done)
+		l.ended(s.Send(&l.prefill, msg, opts, l.read))
+	}()
+	if l.kv.Sequential() {
+		<-l.answered
+	}
+	return l.failure()
+}
+
+// Decode returns the context of the decode leg. It ends where the prefill leg fails, and else with the call: drains
+// reports whether that is left to the stream, which then waits for the first message.
+func (a *Attempts) Decode(stream bool) (ctx context.Context, cancel context.CancelFunc, drains bool) {
+	c := a.call
+	l := c.legs
+	drains = stream && l.kv.Drains()
+	ctx = c
+	if drains {
+		ctx = context.WithoutCancel(c)
+	}
+	if end, ok := c.Deadline(); ok {
+		ctx, cancel = context.WithDeadline(ctx, end)
+	} else {
+		ctx, cancel = context.WithCancel(ctx)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.kv.Sequential() {
+		l.cancel = cancel
+	}
+	if l.err != nil {
+		cancel()
+	}
+	return ctx, cancel, drains
+}
+
+// Drain is for how long a decode leg is drained that was cancelled before its first message.
+const Drain = lease
+
+// An Encoded is a response message as it came.
+type Encoded struct{ Bytes []byte }
+
+// Unmarshal implements [encoding.CodecV2].
+func (r *requestCodec) Unmarshal(data mem.BufferSlice, v any) error {
+	if e, ok := v.(*Encoded); ok {
+		e.Bytes = data.Materialize()
+		return nil
+	}
+	return r.CodecV2.Unmarshal(data, v)
+}
+
+// Decoded decodes a response message.
+func (a *Attempts) Decoded(e *Encoded, m any) error {
+	return a.call.legs.codec.Unmarshal(mem.BufferSlice{mem.SliceBuffer(e.Bytes)}, m)
+}
+
+// withoutResults returns options without those that have gRPC write to the application's memory, which is for the
+// decode leg.
+func withoutResults(opts []grpc.CallOption) []grpc.CallOption {
+	return slices.DeleteFunc(slices.Clone(opts), func(o grpc.CallOption) bool {
+		switch o.(type) {
+		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption, grpc.OnFinishCallOption:
+			return true
+		}
+		return false
+	})
+}
+
+// read takes in a response message of the prefill leg.
+func (l *legs) read(response []byte) {
+	p := &l.prefill
+	b := p.reserved.binding
+	p.mu.Lock()
+	if p.outcome.result.FirstMessage == 0 {
+		p.outcome.result.FirstMessage = p.reserved.held.Answered()
+	}
+	b.dialect(&p.key.request).Usage(&p.outcome.result.Usage, response)
+	usage := p.outcome.result.Usage
+	p.mu.Unlock()
+	answer := l.kv.Answer(response)
+	l.mu.Lock()
+	l.usage = usage
+	if answer != nil && l.until.IsZero() {
+		l.transfer.Answer, l.until = answer, time.Now().Add(lease)
+	}
+	l.mu.Unlock()
+	if answer != nil {
+		l.settle.Do(func() { close(l.answered) })
+	}
+}
+
+// ended notes the end of the RPC of the prefill leg. The attempt fails with it, unless the decode leg has what it
+// needs.
+func (l *legs) ended(err error) {
+	left := l.prefill.Context.Err() != nil // the call has ended: the decode leg ends by itself, or is drained
+	l.prefill.End()
+	l.server.Prefilled()
+	rooms.free(l.transfer.Room)
+	l.mu.Lock()
+	failed := err != nil && l.until.IsZero() && !l.over
+	if failed {
+		l.err = err
+	}
+	cancel := l.cancel
+	l.mu.Unlock()
+	l.settle.Do(func() { close(l.answered) })
+	if failed && cancel != nil && !left {
+		cancel()
+	}
+}
+
+// failure is the error that the prefill leg failed with; nil = it has not.
+func (l *legs) failure() error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// patch appends what a leg adds to the request.
+func (l *legs) patch(patch []byte, prefill bool) []byte {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case prefill:
+		return l.kv.PatchPrefill(patch, &l.transfer)
+	case l.kv.Sequential() && l.transfer.Answer == nil: // the decode replica computes the prompt itself
+		return patch
+	}
+	return l.kv.PatchDecode(patch, &l.transfer)
+}
+
+// Arrived is called when an attempt has its first response. It returns an error where the prefill leg has failed just
+// before, and the attempt with it: the response does not count.
+func (a *Attempts) Arrived() error {
+	if l := a.call.legs; l != nil {
+		return l.transferred()
+	}
+	return nil
+}
+
+// transferred notes that the decode leg has its first message, unless the prefill leg has failed before.
+func (l *legs) transferred() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.over = l.err == nil
+	return l.err
+}
+
+// sum adds what the prefill leg reported of the prompt to the usage of the decode leg.
+func (l *legs) sum(u policy.Usage) policy.Usage {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	u.PromptTokens = max(u.PromptTokens, l.usage.PromptTokens)
+	if l.usage.CachedTokens >= 0 {
+		u.CachedTokens = l.usage.CachedTokens
+	}
+	return u
+}
+
+// lost returns the last attempt of a prefill leg that failed.
+func (l *legs) lost() attempt {
+	p := &l.prefill
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := p.outcome.last
+	last.Replica = p.Decision().Replica
+	return last
+}
+
+// avoid has later attempts of a request prefer other replicas than the one that prefilled it, if it may be at fault.
+func (l *legs) avoid(q *policy.Request) {
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if s, id := q.State(), l.replica(); (l.suspect || l.err != nil) && !s.HasTried(id) {
+		s.Tried = append(s.Tried, id)
+	}
+}
+
+// replica is the id of the one that prefills.
+func (l *legs) replica() string {
+	if l == nil {
+		return ""
+	}
+	return l.prefill.Decision().Replica.ID
+}
+
+// finish waits for the end of the prefill leg's RPC, before another attempt. One that has answered ends by itself.
+func (l *legs) finish() {
+	if l == nil || l.done == nil {
+		return
+	}
+	if l.from() != nil {
+		select {
+		case <-l.done:
+			return
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+	l.prefill.cancel()
+	<-l.done
+}
+
+// end ends the prefill leg. Its engine is to free the KV cache that no decode leg has taken over.
+func (l *legs) end() {
+	p := &l.prefill
+	l.mu.Lock()
+	unused := !l.over && !l.until.IsZero()
+	l.until = time.Time{}
+	l.mu.Unlock()
+	if b := p.reserved.binding; unused && p.key.abort != "" && b.Abort != nil {
+		p.stop(b)
+	}
+	p.End()
+}
+
+// broke reports whether a leg that failed with a status may have failed with the transfer. Then the next attempt does
+// not use it.
+func (l *legs) broke(err error) bool {
+	if l == nil {
+		return false
+	}
+	switch status.Code(err) {
+	case codes.Internal, codes.Unknown, codes.Aborted, codes.DataLoss, codes.FailedPrecondition:
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.until, l.suspect = time.Time{}, true
+		return true
+	}
+	return false
+}
+
+// A legCodec encodes the request of a prefill leg.
+type legCodec struct {
+	*requestCodec
+	leg *Call
+}
+
+// Marshal implements [encoding.CodecV2].
+func (r *legCodec) Marshal(any) (mem.BufferSlice, error) {
+	out, err := r.kept()
+	if err != nil {
+		return nil, err
+	}
+	r.leg.mu.Lock()
+	defer r.leg.mu.Unlock()
+	return append(out, mem.SliceBuffer(r.leg.patch(r.msg))), nil
+}

@@ -1,0 +1,242 @@
+package call
+
+import (
+	"context"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/grpc/balancer"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/loadprobe"
+	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/state"
+	"github.com/warmpath/warmpath/internal/telemetry"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// Finished is the picker's Done: the attempt has ended. The Router gets what the replica reported in the trailer: its
+// load, or how full it was when it refused. The zero DoneInfo is that of an attempt that was not made after all.
+func (c *Call) Finished(info balancer.DoneInfo) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.busy = false
+	if info.Err != nil && c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
+		c.reserved.binding.broke(&c.handle.quarantine, &c.outcome.last, info.Err, 0, false)
+	}
+	held := &c.reserved.held
+	report, refused := refusal(info)
+	if refused {
+		held.Refused(report)
+	} else {
+		held.Release()
+		if raw := info.Trailer[warmpathv1.TrailerLoad]; len(raw) > 0 {
+			held.Router().Report(held.Decision.Replica.ID, loadprobe.ParseOrca([]byte(raw[0])))
+		}
+	}
+	if !info.BytesSent && info.Err == nil {
+		c.reserved.giveBack(&c.key.request)
+		c.outcome.last = attempt{} // the connection was gone before anything happened
+		return
+	}
+	o := &c.outcome
+	o.last.Refused = refused
+	o.last.ended(info)
+	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
+	c.pending = true
+	if info.Err != nil {
+		if c.late && o.result.Fault != state.NoFault {
+			o.result.Fault = state.Late
+		}
+		c.abort(info)
+	}
+	// The usage in a unary answer is read after this, inside Invoke. Of the others the end is known now: what a server has
+	// reserved must not last through a backoff.
+	if c.key.request.Answer != state.AnswerWhole || info.Err != nil || c.ended {
+		c.complete()
+	}
+}
+
+// abort has the engine of an attempt stop, where the call was cancelled and the engine does not stop by itself. Called
+// with mu held.
+func (c *Call) abort(info balancer.DoneInfo) {
+	b, code := c.reserved.binding, status.Code(info.Err)
+	if c.key.abort == "" || !info.BytesSent || b.Abort == nil ||
+		code != codes.Canceled && code != codes.DeadlineExceeded ||
+		c.Context.Err() == nil && !c.late && c.legs.failure() == nil { // the status is the replica's own
+		return
+	}
+	c.stop(b)
+}
+
+// stop has the engine of the last reservation stop the request.
+func (c *Call) stop(b *Binding) {
+	ctx := context.WithoutCancel(c.Context)
+	b.Abort(ctx, c.Decision().Replica.ID, b.dialect(&c.key.request).Abort(), c.key.abort, func(how string) {
+		b.Telemetry.Count(ctx, telemetry.Aborts, b.Policy, how)
+	})
+}
+
+// FirstMessage is called when the first response message has come: no other attempt follows, and the message and the
+// prompt in it are forgotten. It reports whether messages may have usage.
+func (c *Call) FirstMessage() (usage bool) {
+	h := c.handle
+	if !h.ever.Load() {
+		h.warnUnbound(c)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.Attempts.free()
+	b := c.reserved.binding
+	if q := &h.quarantine; b != nil && q.held.Load() > 0 {
+		if prompt, ok := c.key.prompt(b); ok {
+			q.clear(prompt) // a replica has answered it
+		}
+	}
+	c.key.msg = nil
+	router.DropPrompt(&c.key.request)
+	if b == nil {
+		return false
+	}
+	if c.legs != nil {
+		_ = c.legs.transferred() // of a call that is not a stream; a stream has asked
+	}
+	if !c.shared {
+		c.reserved.server.Prefilled()
+		o := &c.outcome
+		o.result.FirstMessage = c.reserved.held.Answered()
+		if o.result.FirstMessage == 0 && o.began > 0 {
+			o.result.FirstMessage = time.Since(started) - o.began
+		}
+		if c.outrun != nil && o.result.FirstMessage <= time.Duration(b.Config.FirstTokenTimeout) {
+			b.Router.Health.Outrun(c.outrun)
+		}
+		c.outrun = nil
+	}
+	return b.dialect(&c.key.request).HasUsage()
+}
+
+// ReadUsage reads the token counts in a response message, where messages may have them.
+func (c *Call) ReadUsage(msg any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reserved.binding.dialect(&c.key.request).Usage(&c.outcome.result.Usage, msg)
+}
+
+// End is called once by the interceptor after the last attempt: the call's context ends, what was not used is released,
+// and the outcome is reported. Where a call ends while its stream is being opened, it is called again after that.
+func (c *Call) End() {
+	if c.cancel != nil {
+		c.cancel()
+	}
+	if l := c.finish(); l != nil && !c.leg {
+		l.end()
+	}
+}
+
+// finish releases and reports. It returns the legs of the last attempt.
+func (c *Call) finish() *legs {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.Attempts.free()
+	c.ended = true
+	c.reserved.drop(&c.key.request)
+	c.complete()
+	return c.legs
+}
+
+// complete reports the outcome of the last reservation, once. Called with mu held.
+func (c *Call) complete() {
+	if !c.pending {
+		return
+	}
+	c.pending = false
+	b, d, usage := c.reserved.binding, c.Decision(), c.outcome.result.Usage
+	if c.shared {
+		c.outcome.result.Usage = policy.NoUsage
+	}
+	if c.legs != nil && !c.leg {
+		usage = c.legs.sum(usage)
+		c.outcome.result.Usage.CachedTokens = -1 // those that came from the prefill leg
+	}
+	c.reserved.server.Released(&c.outcome.result)
+	c.reserved.server = nil
+	b.Router.Complete(&c.key.request, *d, c.outcome.result)
+	if c.outcome.result.Fault != state.NoFault {
+		telemetry.Ejected(trace.SpanFromContext(c.Context), b.Router, d.Replica)
+	}
+	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, &c.outcome.result)
+	if c.route != nil && c.route.Report != nil {
+		c.route.Report.Usage = usage
+	}
+	c.outcome.result = policy.Outcome{Usage: usage}
+}
+
+// An outcome is how the last attempt went. Call.mu guards it.
+type outcome struct {
+	last   attempt
+	result policy.Outcome // of the last reservation, with the usage in the messages
+	began  time.Duration  // since started, where the Router does not measure how long the first message takes; else 0
+}
+
+// started is when the program started.
+var started = time.Now()
+
+// An attempt is what the retry loop looks at.
+type attempt struct {
+	Replica *policy.Replica // nil when none was picked
+	Full    bool            // the channel's picker found every replica full
+	Refused bool            // the replica refused the request with warmpath's trailer since it is full
+
+	// How it ended; zero = it has not.
+	BytesSent     bool
+	BytesReceived bool // something of an answer came, headers at least
+	statusAlone   bool // the replica answered with a status in place of headers and messages
+	Err           error
+
+	breaks uint64 // of connections, before it began
+}
+
+// ended notes how the attempt ended. An answer without headers and messages has its content type in the trailer.
+func (a *attempt) ended(i balancer.DoneInfo) {
+	a.Err, a.BytesSent, a.BytesReceived = i.Err, i.BytesSent, i.BytesReceived
+	a.statusAlone = len(i.Trailer["content-type"]) > 0
+}
+
+// NoteQuick records a quick pick. It builds a decision only where that is observed.
+func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
+	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
+		d := policy.To(r, why)
+		b.Telemetry.Decided(attempt, nil, b.Policy, q, &d)
+	}
+}
+
+// FailedQuick ends the quick reservation of a failed attempt, and gives the Router what the replica reported if it
+// refused.
+func FailedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo) {
+	if report, ok := refusal(done); ok {
+		r.Refused(replica, report)
+		return
+	}
+	r.Release(replica)
+}
+
+// refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
+// and so may one that names no bound.
+func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {
+	if done.Err == nil {
+		return load.Report{}, false
+	}
+	raw := done.Trailer[warmpathv1.TrailerRejection]
+	var r warmpathv1.Rejection
+	if len(raw) == 0 || status.Code(done.Err) != codes.ResourceExhausted ||
+		proto.Unmarshal([]byte(raw[0]), &r) != nil || r.GetMaxOngoing() == 0 {
+		return load.Report{}, false
+	}
+	return load.Report{Ongoing: int(r.GetOngoing()), QueuedTokens: -1}, true
+}

@@ -1,0 +1,110 @@
+package call
+
+import (
+	"sync/atomic"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/state"
+	"github.com/warmpath/warmpath/internal/telemetry"
+)
+
+// A Resume is what a stream needs to go on at another replica when its own dies after the first message: the request,
+// and the output so far, which is put behind its prompt. The goroutine of RecvMsg uses it; any may Forget.
+type Resume struct {
+	call   *Call
+	output atomic.Pointer[requestkey.Output] // nil = the stream does not go on elsewhere
+	size   int64                             // of what is kept, in bytes
+}
+
+const (
+	maxKept    = 4 << 20   // bytes that one stream keeps of its request
+	maxKeptAll = 256 << 20 // bytes that the streams of a channel keep
+	// maxResumes is how often one stream goes on elsewhere. The first time is free, since a replica had answered it; more
+	// come out of the channel's retry budget.
+	maxResumes = 2
+)
+
+// Keep keeps the request message of a stream that may go on elsewhere, before it is sent. It returns nil for others.
+func (c *Call) Keep(msg any) *Resume {
+	h := c.handle
+	b := h.bound.Load()
+	if !b.Dialects.Resumes() || c.key.request.Answer != state.AnswerMessage {
+		return nil
+	}
+	output, size := b.dialect(&c.key.request).Output(msg, maxKept, &h.ends)
+	if output == nil {
+		return nil
+	}
+	r := &Resume{call: c, size: int64(size)}
+	r.output.Store(output)
+	if h.resumable.Add(r.size) > maxKeptAll {
+		r.Forget()
+		return nil
+	}
+	return r
+}
+
+// Forget drops what is kept.
+func (r *Resume) Forget() {
+	if r != nil && r.output.Swap(nil) != nil {
+		r.call.handle.resumable.Add(-r.size)
+	}
+}
+
+// Received takes in a message. It reports whether the application is to have it.
+func (r *Resume) Received(msg any) (deliver bool) {
+	o := r.output.Load()
+	if o == nil {
+		return true
+	}
+	deliver, useless := o.Read(msg)
+	if useless {
+		r.Forget()
+	}
+	return deliver
+}
+
+// Complete reports whether a stream that broke with err has had its last message, so that it lacks its status alone.
+func (r *Resume) Complete(err error) bool {
+	o := r.output.Load()
+	return o != nil && o.Ended() && fault.Of(err) == state.Failed
+}
+
+// Next reserves a replica for another attempt of a stream that broke with err. It returns the request message of the
+// attempt, nil where the stream does not go on.
+func (r *Resume) Next(err error) (msg any) {
+	c, o := r.call, r.output.Load()
+	last := c.Attempts.last()
+	if o == nil || fault.Of(err) != state.Failed || c.Context.Err() != nil || last.Replica == nil {
+		return nil
+	}
+	b, how := c.handle.bound.Load(), telemetry.NotResumed
+	if next := o.Next(); next != nil && c.follows(next) && c.reserve(0) == nil {
+		msg, how = next, telemetry.DidResume
+		telemetry.Resumed(trace.SpanFromContext(c.Context), last.Replica, o.Len())
+	}
+	c.handle.Telemetry.Count(c, telemetry.Resumes, b.Policy, how)
+	return msg
+}
+
+// follows makes the request message of another attempt the one of the call, if the budget has another attempt.
+func (c *Call) follows(msg any) bool {
+	if c.resumed == maxResumes || c.resumed > 0 && !c.Attempts.retry() {
+		return false
+	}
+	c.mu.Lock()
+	usage := c.outcome.result.Usage
+	c.mu.Unlock()
+	c.Attempts.next()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.resumed++
+	c.outcome.result.Usage = usage // of the whole stream
+	c.key.msg, c.key.filled = msg, false
+	router.Rekey(&c.key.request)
+	return true
+}

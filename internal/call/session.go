@@ -1,0 +1,75 @@
+package call
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"weak"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
+)
+
+// A Session is a conversation with its own life: its calls share a prefix that grows, so they go where it is cached.
+// Safe for many goroutines. It holds no goroutine and no channel, and the garbage collector frees it also without End.
+type Session struct {
+	id, parent string
+
+	mu   sync.Mutex             // guards the field below; nothing is called under it
+	used []weak.Pointer[Handle] // the channels of its calls
+}
+
+// NewSession returns the session with an id, as in the metadata session_id.
+func NewSession(id string) *Session { return &Session{id: id} }
+
+// Fork returns a child of the session: an agent that begins with what the session has, or with a part of it. Where
+// its prompts are seen, the longest cached prefix decides, as for any request. Where they are not, it goes where its
+// oldest ancestor goes, as far as the policy has room there.
+func (s *Session) Fork(child string) *Session {
+	return &Session{id: child, parent: cmp.Or(s.parent, s.id)}
+}
+
+// End frees what the channels of its calls keep of the session. Its calls that are under way go on; a later call
+// begins the session anew. Children are not ended.
+func (s *Session) End() {
+	s.mu.Lock()
+	used := s.used
+	s.used = nil
+	s.mu.Unlock()
+	q := policy.Request{Session: requestkey.Session(s.id)}
+	q.SetParent(s.parent)
+	for _, w := range used {
+		if h := w.Value(); h != nil {
+			h.forget(q.Session)
+		}
+	}
+}
+
+// SetSession makes the calls of a route those of a session that has this id and no life of its own.
+func (r *Route) SetSession(id string) { r.Session, r.parent, r.of = id, "", nil }
+
+// SetSessionOf makes the calls of a route those of a session.
+func (r *Route) SetSessionOf(s *Session) { r.Session, r.parent, r.of = s.id, s.parent, s }
+
+// uses notes a channel of its calls.
+func (s *Session) uses(h *Handle) {
+	w := weak.Make(h)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.used, w) {
+		s.used = append(s.used, w)
+	}
+}
+
+// forget frees what the Routers of the channel keep of a session.
+func (h *Handle) forget(session string) {
+	h.mu.Lock()
+	all := slices.Clone(h.live)
+	if h.kept != nil {
+		all = append(all, h.kept)
+	}
+	h.mu.Unlock()
+	for _, b := range all {
+		b.Router.Fleet.Forget(session)
+	}
+}

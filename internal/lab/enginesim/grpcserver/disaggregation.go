@@ -1,0 +1,249 @@
+package grpcserver
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"strconv"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvtransfer"
+)
+
+// Role is the part of requests that an engine serves.
+type Role string
+
+// Roles. An engine of role Both serves whole requests and, with NIXL and Mooncake, either leg.
+const (
+	Both    Role = "both"
+	Prefill Role = "prefill"
+	Decode  Role = "decode"
+)
+
+// Connector is how the legs of a request meet.
+type Connector string
+
+// Connectors.
+const (
+	// NIXL: the prefill engine answers with parameters, which the decode engine gets as they are.
+	NIXL Connector = "nixl"
+	// Mooncake: the client makes a transfer_id, and either leg may begin first.
+	Mooncake Connector = "mooncake"
+	// Rooms: the client makes a bootstrap room. Each leg waits for the other. As in SGLang, engines with the role Prefill
+	// or Decode serve no whole requests.
+	Rooms Connector = "rooms"
+)
+
+// Disaggregation is what an engine needs to be one of prefill and decode engines.
+type Disaggregation struct {
+	// Role and Connector; empty means Both and NIXL.
+	Role      Role
+	Connector Connector
+	// Listen is where decode engines ask for KV, host:port; empty means a free port on the host of the gRPC server.
+	Listen string
+	// EngineID is the engine's id in the connector; empty means one made of its address.
+	EngineID string
+	// Lease is how long computed KV waits for a decode engine, in engine time; 0 means 30 s.
+	Lease time.Duration
+	// Timeout is how long a leg waits for the other, in engine time; 0 means 30 s.
+	Timeout time.Duration
+	// Base and PerToken are how long a transfer takes, in engine time; 0 means 2 ms and 8 µs, that of 200 KB of KV a
+	// token at 25 GB/s.
+	Base, PerToken time.Duration
+	// Moment is called at every moment of every leg with its request's id, in the goroutine of the leg; nil = none.
+	Moment func(m Moment, id string)
+}
+
+// Moment is a place in the life of a request that was split.
+type Moment int
+
+// Moments, in the order of a sequential request.
+const (
+	PrefillReceived  Moment = iota // the prefill engine has the request
+	PrefillSubmitted               // its scheduler has it
+	PrefillComputed                // the KV is computed
+	PrefillAnswers                 // the answer is about to be sent
+	DecodeReceived                 // the decode engine has the request
+	DecodeAsks                     // it has asked the prefill engine for the KV
+	DecodeTransfers                // the KV is on its way
+	DecodeHasKV                    // the KV has come, the prefill engine does not know it yet
+	DecodeFirst                    // the first token is about to be sent
+	DecodeEnds                     // the last message is about to be sent
+	Moments                        // how many there are
+)
+
+// defaults fills in what is not set. The engine listens at addr.
+func (d Disaggregation) defaults(addr net.Addr) (Disaggregation, error) {
+	for _, f := range []struct {
+		value *time.Duration
+		unset time.Duration
+	}{
+		{&d.Lease, 30 * time.Second}, {&d.Timeout, 30 * time.Second},
+		{&d.Base, 2 * time.Millisecond}, {&d.PerToken, 8 * time.Microsecond},
+	} {
+		if *f.value == 0 {
+			*f.value = f.unset
+		}
+	}
+	if d.Role == "" {
+		d.Role = Both
+	}
+	if d.Connector == "" {
+		d.Connector = NIXL
+	}
+	switch d.Role {
+	case Both, Prefill, Decode:
+	default:
+		return d, fmt.Errorf("grpcserver: role %q is not one of both, prefill, decode", d.Role)
+	}
+	switch d.Connector {
+	case NIXL, Mooncake, Rooms:
+	default:
+		return d, fmt.Errorf("grpcserver: connector %q is not one of nixl, mooncake, rooms", d.Connector)
+	}
+	if d.Listen == "" {
+		host, _, err := net.SplitHostPort(addr.String())
+		if err != nil {
+			return d, fmt.Errorf("grpcserver: Disaggregation.Listen is required: %w", err)
+		}
+		d.Listen = net.JoinHostPort(host, "0")
+	}
+	if d.EngineID == "" {
+		d.EngineID = "engine-" + addr.String()
+	}
+	return d, nil
+}
+
+// kvSide is what an engine with a role has of its connector. The methods of nil are those of an engine without one.
+type kvSide struct {
+	Disaggregation
+	srv    *Server
+	source *kvtransfer.Source
+
+	mu   sync.Mutex                 // guards legs
+	legs map[*kvtransfer.Leg]string // prefill legs that are not over, and their requests' ids
+}
+
+// newKVSide starts the source of KV; nil if the engine has no role.
+func newKVSide(s *Server) (*kvSide, error) {
+	if s.cfg.Disaggregation == nil {
+		return nil, nil
+	}
+	d, err := s.cfg.Disaggregation.defaults(s.addr)
+	if err != nil {
+		return nil, err
+	}
+	k := &kvSide{Disaggregation: d, srv: s, legs: map[*kvtransfer.Leg]string{}}
+	k.source, err = kvtransfer.Listen(context.Background(), d.Listen, s.wall(d.Lease), s.wall(d.Timeout))
+	return k, err
+}
+
+// close ends the source as a crash would.
+func (k *kvSide) close() {
+	if k != nil {
+		k.source.Close()
+	}
+}
+
+func (k *kvSide) stats() kvtransfer.Stats {
+	if k == nil {
+		return kvtransfer.Stats{}
+	}
+	return k.source.Stats()
+}
+
+// at reports a moment. It fails if the server was killed meanwhile: the call is cut then and not answered.
+func (k *kvSide) at(ctx context.Context, m Moment, id string) error {
+	if k.Moment == nil {
+		return nil
+	}
+	k.Moment(m, id)
+	if k.srv.killed.Err() == nil {
+		return nil
+	}
+	<-ctx.Done()
+	return status.FromContextError(ctx.Err()).Err()
+}
+
+// holds lets drop find a prefill leg by its request's id until it is over.
+func (k *kvSide) holds(id string, l *kvtransfer.Leg) {
+	k.mu.Lock()
+	k.legs[l] = id
+	k.mu.Unlock()
+	k.srv.work.Go(func() {
+		<-l.Over()
+		k.mu.Lock()
+		delete(k.legs, l)
+		k.mu.Unlock()
+	})
+}
+
+// drop ends the prefill legs of the requests with this id.
+func (k *kvSide) drop(id string) {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	legs := maps.Clone(k.legs)
+	k.mu.Unlock()
+	for l, its := range legs {
+		if its == id {
+			l.Drop()
+		}
+	}
+}
+
+// whole checks that the engine serves a request that was not split.
+func (k *kvSide) whole() error {
+	if k != nil && k.Connector == Rooms && k.Role != Both {
+		return status.Error(codes.InvalidArgument, "disaggregated request received without bootstrap room id")
+	}
+	return nil
+}
+
+// roomLeg is the leg of a request with a bootstrap room; nil for an engine without a role, which ignores it.
+func (k *kvSide) roomLeg(host string, port, room int64) (*leg, error) {
+	switch {
+	case k == nil:
+		return nil, nil
+	case k.Connector != Rooms || k.Role == Both:
+		return nil, status.Error(codes.InvalidArgument, "the engine is not in a disaggregation mode with bootstrap rooms")
+	case room < 0 || host == "" || port < 1 || port > 65535:
+		return nil, status.Errorf(codes.InvalidArgument, "bootstrap %q:%d, room %d is no place to meet", host, port, room)
+	}
+	addr := net.JoinHostPort(host, strconv.FormatInt(port, 10))
+	if own := k.source.Addr().String(); k.Role == Prefill && addr != own {
+		return nil, status.Errorf(codes.InvalidArgument, "the bootstrap server of this engine is %s, not %s", own, addr)
+	}
+	key := "room/" + strconv.FormatInt(room, 10)
+	return &leg{side: k, prefill: k.Role == Prefill, room: true, wait: true, key: key, addr: addr}, nil
+}
+
+// wall is a duration of engine time on the clock of this machine.
+func (s *Server) wall(d time.Duration) time.Duration {
+	if s.cfg.Virtual || s.cfg.Speed == 0 {
+		return d
+	}
+	return time.Duration(float64(d) / s.cfg.Speed)
+}
+
+// KVAddr is where decode engines ask for KV: the bootstrap address of a prefill engine. Empty without a role.
+func (s *Server) KVAddr() string {
+	if s.kv == nil {
+		return ""
+	}
+	return s.kv.source.Addr().String()
+}
+
+// KVEngineID is the engine's id in its connector, empty without a role.
+func (s *Server) KVEngineID() string {
+	if s.kv == nil {
+		return ""
+	}
+	return s.kv.EngineID
+}

@@ -1,0 +1,336 @@
+package kvtransfer
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"sync"
+	"time"
+)
+
+// Errors of a leg and of a pull.
+var (
+	// ErrParams: the parameters are not those that the source gave out.
+	ErrParams = errors.New("kvtransfer: the parameters are not what the prefill engine returned")
+	// ErrUnknown: the source has no leg of this key, or has it no more.
+	ErrUnknown = errors.New("kvtransfer: unknown or expired reference")
+	// ErrInUse: another leg has this key.
+	ErrInUse = errors.New("kvtransfer: the key is in use")
+	// ErrExpired: the lease was over before the KV was pulled.
+	ErrExpired = errors.New("kvtransfer: the lease is over")
+	// ErrDropped: the leg was ended by the source.
+	ErrDropped = errors.New("kvtransfer: the prefill leg was ended")
+	// ErrLost: the other end is gone.
+	ErrLost = errors.New("kvtransfer: the other engine is gone")
+)
+
+// Stats are the counters of a source.
+type Stats struct {
+	// Held counts legs whose KV is computed and waits.
+	Held int
+	// Pulled, Expired and Dropped count legs that have ended, by how.
+	Pulled, Expired, Dropped int
+}
+
+// Source serves the KV of a prefill engine. Safe for concurrent use.
+type Source struct {
+	lis            net.Listener
+	lease, timeout time.Duration
+	quit           context.Context
+	stop           context.CancelFunc
+	work           sync.WaitGroup
+
+	mu    sync.Mutex // guards what follows and the legs' state; nothing waits under it
+	legs  map[string]*Leg
+	news  chan struct{} // closed and replaced when a leg is announced
+	stats Stats
+}
+
+// Listen starts a source. KV that is not pulled is held for the lease; a pull waits for its leg for the timeout.
+func Listen(ctx context.Context, addr string, lease, timeout time.Duration) (*Source, error) {
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{lis: lis, lease: lease, timeout: timeout, legs: map[string]*Leg{}, news: make(chan struct{})}
+	s.quit, s.stop = context.WithCancel(context.Background())
+	s.work.Go(func() {
+		for {
+			c, err := lis.Accept()
+			if err != nil {
+				return
+			}
+			s.work.Go(func() { s.serve(c) })
+		}
+	})
+	return s, nil
+}
+
+// Addr is where the source listens.
+func (s *Source) Addr() *net.TCPAddr { return s.lis.Addr().(*net.TCPAddr) }
+
+// Stats are the counters of this moment.
+func (s *Source) Stats() Stats {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stats
+}
+
+// Close ends all legs and connections, as a crash would, and waits until they are gone.
+func (s *Source) Close() {
+	s.stop()
+	s.lis.Close()
+	s.mu.Lock()
+	var all []*Leg
+	for _, l := range s.legs {
+		all = append(all, l)
+	}
+	s.mu.Unlock()
+	for _, l := range all {
+		l.Drop()
+	}
+	s.work.Wait()
+}
+
+// Leg is one prefill leg.
+type Leg struct {
+	source *Source
+	key    string
+	joined chan struct{} // closed when a pull came
+	ready  chan struct{} // closed when the KV is computed
+	over   chan struct{} // closed at the end
+
+	// Source.mu guards what follows.
+	params  string
+	release func()
+	timer   *time.Timer // of the lease
+	pulls   int
+	came    bool // a pull came
+	held    bool // ready and not over
+	err     error
+}
+
+// Announce begins a leg under a key that no other leg has.
+func (s *Source) Announce(key string) (*Leg, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.quit.Err() != nil:
+		return nil, ErrDropped
+	case s.legs[key] != nil:
+		return nil, ErrInUse
+	}
+	l := &Leg{
+		source: s, key: key,
+		joined: make(chan struct{}), ready: make(chan struct{}), over: make(chan struct{}),
+	}
+	s.legs[key] = l
+	close(s.news)
+	s.news = make(chan struct{})
+	return l, nil
+}
+
+// Joined is closed when a decode engine has asked for the leg.
+func (l *Leg) Joined() <-chan struct{} { return l.joined }
+
+// Over is closed when the leg has ended; Err is why.
+func (l *Leg) Over() <-chan struct{} { return l.over }
+
+// Err is nil if the KV was pulled, and before the end.
+func (l *Leg) Err() error {
+	l.source.mu.Lock()
+	defer l.source.mu.Unlock()
+	return l.err
+}
+
+// Ready reports that the KV is computed. A pull must bring the same params. release frees the KV; it is called once, at
+// the end of the leg.
+func (l *Leg) Ready(params string, release func()) {
+	s := l.source
+	s.mu.Lock()
+	ended := isClosed(l.over)
+	if !ended {
+		l.params, l.release, l.held = params, release, true
+		s.stats.Held++
+		close(l.ready)
+		l.hold()
+	}
+	s.mu.Unlock()
+	if ended {
+		release()
+	}
+}
+
+// hold starts the lease if no pull is under way. Caller holds Source.mu.
+func (l *Leg) hold() {
+	if l.held && l.pulls == 0 {
+		l.timer = time.AfterFunc(l.source.lease, func() { l.end(ErrExpired) })
+	}
+}
+
+// Drop ends the leg: its KV is freed, pulls fail. It does nothing at a leg that is over.
+func (l *Leg) Drop() { l.end(ErrDropped) }
+
+// end ends the leg, once; err is nil if the KV was pulled. A lease that is over while a pull goes on does not count.
+func (l *Leg) end(err error) {
+	s := l.source
+	s.mu.Lock()
+	if isClosed(l.over) || err == ErrExpired && l.pulls > 0 { //nolint:errorlint // its own value
+		s.mu.Unlock()
+		return
+	}
+	if l.timer != nil {
+		l.timer.Stop()
+	}
+	if l.held {
+		l.held = false
+		s.stats.Held--
+	}
+	switch err { //nolint:errorlint // its own values
+	case nil:
+		s.stats.Pulled++
+	case ErrExpired:
+		s.stats.Expired++
+	default:
+		s.stats.Dropped++
+	}
+	l.err = err
+	delete(s.legs, l.key)
+	close(l.over)
+	release := l.release
+	s.mu.Unlock()
+	if release != nil {
+		release()
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// request is what a decode engine asks.
+type request struct {
+	Key    string `json:"key"`
+	Params string `json:"params"`
+	// Wait for the leg if it is not there yet.
+	Wait bool `json:"wait,omitempty"`
+}
+
+// reply is the source's answer.
+type reply struct {
+	Ready bool   `json:"ready,omitempty"`
+	Error string `json:"error,omitempty"`
+}
+
+// report ends a pull.
+type report struct {
+	Done bool `json:"done"`
+}
+
+// serve serves one pull.
+func (s *Source) serve(c net.Conn) {
+	defer c.Close()
+	defer context.AfterFunc(s.quit, func() { c.Close() })()
+	in, out := json.NewDecoder(c), json.NewEncoder(c)
+	var q request
+	if in.Decode(&q) != nil {
+		return
+	}
+	end := make(chan bool, 1) // what the decode engine reports: whether it has all
+	s.work.Go(func() {
+		var r report
+		end <- in.Decode(&r) == nil && r.Done
+	})
+	done, err := s.pull(&q, out, end)
+	if err != nil {
+		_ = out.Encode(reply{Error: err.Error()}) // the other end may be gone
+	}
+	if !done {
+		c.Close()
+	}
+}
+
+// pull takes a pull through its leg. The error is for the decode engine.
+func (s *Source) pull(q *request, out *json.Encoder, end <-chan bool) (done bool, err error) {
+	l, err := s.join(q, end)
+	if l == nil {
+		return false, err
+	}
+	defer l.leave()
+	select {
+	case <-l.ready:
+	case <-l.over:
+		return false, l.Err()
+	case <-end:
+		return false, nil
+	case <-s.quit.Done():
+		return false, nil
+	}
+	if l.params != q.Params { // written before ready was closed, and never again
+		return false, ErrParams
+	}
+	if out.Encode(reply{Ready: true}) != nil {
+		return false, nil
+	}
+	select {
+	case done = <-end:
+		if done {
+			l.end(nil)
+		}
+		return done, nil
+	case <-l.over:
+		return false, nil
+	case <-s.quit.Done():
+		return false, nil
+	}
+}
+
+// join finds the leg of a pull and counts the pull in. It returns no leg and no error if the decode engine has gone.
+func (s *Source) join(q *request, end <-chan bool) (*Leg, error) {
+	timeout := time.NewTimer(s.timeout)
+	defer timeout.Stop()
+	for {
+		s.mu.Lock()
+		l, news := s.legs[q.Key], s.news
+		if l != nil {
+			l.pulls++
+			if l.timer != nil {
+				l.timer.Stop()
+			}
+			if !l.came {
+				l.came = true
+				close(l.joined)
+			}
+		}
+		s.mu.Unlock()
+		if l != nil {
+			return l, nil
+		}
+		if !q.Wait {
+			return nil, ErrUnknown
+		}
+		select {
+		case <-news:
+		case <-timeout.C:
+			return nil, ErrUnknown
+		case <-end:
+			return nil, nil
+		case <-s.quit.Done():
+			return nil, nil
+		}
+	}
+}
+
+// leave counts a pull out; the lease begins anew.
+func (l *Leg) leave() {
+	l.source.mu.Lock()
+	defer l.source.mu.Unlock()
+	l.pulls--
+	l.hold()
+}

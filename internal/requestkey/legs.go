@@ -1,0 +1,195 @@
+package requestkey
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/warmpath/warmpath/balancer/dialect"
+)
+
+// Legs make the two requests of one that is split: the application's own, each with a patch.
+type Legs struct {
+	params, sequences, answer place
+	prefill, decode           []assignment
+	sequential                bool
+	drain, pairOnly           bool
+	engine                    *Legs // where the prefill replica has an engine id; nil = the same
+}
+
+// An assignment is a field that a leg's request gets.
+type assignment struct {
+	at      place
+	value   string
+	integer bool
+}
+
+// integers are the values that are integers beside digits.
+var integers = []string{"true", "$room", "$room32", "$port"}
+
+// A Transfer is what two legs have in common.
+type Transfer struct {
+	Room    int64  // of 63 bits, not 0
+	Address string // of the bootstrap server, host:port
+	Engine  string
+	Answer  []byte // of the prefill leg
+}
+
+// newLegs compiles the legs of a dialect. The error names the field.
+func newLegs(kv *dialect.KV) (*Legs, error) {
+	l := &Legs{sequential: kv.Answer != "", drain: kv.DrainDecode, pairOnly: kv.PairOnly}
+	for _, p := range []struct {
+		at   *place
+		name string
+		path dialect.Path
+		want kind
+	}{
+		{&l.params, "params", kv.Params, scalar | kindMessage}, {&l.sequences, "sequences", kv.Sequences, kindNumber},
+		{&l.answer, "answer", kv.Answer, kindEncoded},
+	} {
+		alts, err := parsePath(p.path)
+		if *p.at = (place{want: p.want, alts: alts}); err != nil {
+			return nil, fmt.Errorf("%s: %w", p.name, err)
+		}
+	}
+	var err error
+	if l.prefill, err = assignments(kv.Prefill); err != nil {
+		return nil, fmt.Errorf("prefill: %w", err)
+	}
+	if l.decode, err = assignments(kv.Decode); err != nil {
+		return nil, fmt.Errorf("decode: %w", err)
+	}
+	if handed := kv.Decode != nil && slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer"); handed != l.sequential {
+		return nil, errors.New("answer: it goes with $answer in decode")
+	}
+	if kv.Engine != nil {
+		if l.engine, err = newLegs(kv.Engine); err != nil {
+			return nil, fmt.Errorf("engine: %w", err)
+		}
+	}
+	return l, nil
+}
+
+// assignments compiles the fields that a leg gets, a message before what is in it.
+func assignments(fields map[dialect.Path]string) (all []assignment, err error) {
+	for _, p := range slices.Sorted(maps.Keys(fields)) {
+		a := assignment{value: fields[p]}
+		if a.integer = slices.Contains(integers, a.value); !a.integer {
+			_, number := strconv.ParseInt(a.value, 10, 64)
+			a.integer = number == nil
+		}
+		if a.at.alts, err = parsePath(p); err == nil {
+			err = a.at.checkTarget()
+		}
+		if err != nil || len(a.at.alts) == 0 {
+			return nil, fmt.Errorf("%q: %w", p, cmp.Or(err, errors.New("it is empty")))
+		}
+		all = append(all, a)
+	}
+	return all, nil
+}
+
+// Legs returns the legs of the method's requests, nil where they are not split.
+func (m *Method) Legs() *Legs {
+	if m == nil {
+		return nil
+	}
+	return m.legs
+}
+
+// Splits reports whether a request can be split: it is one prompt with one output, and the application has not set
+// transfer parameters itself.
+func (m *Method) Splits(msg any) bool {
+	if m.Legs() == nil || msg == nil {
+		return false
+	}
+	defer harmless()
+	s := open(msg, m.named, false)
+	set := false
+	for _, alt := range m.legs.params.alts {
+		set = s.walk(s.message, alt, m.legs.params.want, func(value) {}) > 0 || set
+	}
+	for _, alt := range slices.Concat(m.prompt.alts, m.tokens.alts) {
+		set = set || alt.hasList() && s.walk(s.message, alt, scalar|kindIDs|kindMessage, func(value) {}) > 0
+	}
+	return !set && m.legs.sequences.count(&s) <= 1
+}
+
+// For returns the legs for a prefill replica.
+func (l *Legs) For(engine string) *Legs {
+	if l.engine != nil && engine != "" {
+		return l.engine
+	}
+	return l
+}
+
+// Sequential reports whether the decode leg begins with the answer of the prefill leg. Else both begin at once.
+func (l *Legs) Sequential() bool { return l.sequential }
+
+// Drains reports whether a cancelled decode leg goes on until its first response message.
+func (l *Legs) Drains() bool { return l.drain }
+
+// PairOnly reports whether replicas that have a role refuse requests that are not split.
+func (l *Legs) PairOnly() bool { return l.pairOnly }
+
+// Answer reads what a response of the prefill leg hands over, which aliases the message; nil where it is not there.
+func (l *Legs) Answer(response []byte) (answer []byte) {
+	defer harmless()
+	s := open(response, false, false)
+	for _, alt := range l.answer.alts {
+		s.walk(s.message, alt, l.answer.want, func(v value) { answer = bytesOf(v.text) })
+		if answer != nil {
+			break
+		}
+	}
+	return answer
+}
+
+// PatchPrefill appends the fields of the prefill leg to a patch.
+func (l *Legs) PatchPrefill(patch []byte, t *Transfer) []byte { return t.write(patch, l.prefill) }
+
+// PatchDecode appends the fields of the decode leg to a patch.
+func (l *Legs) PatchDecode(patch []byte, t *Transfer) []byte { return t.write(patch, l.decode) }
+
+// write appends fields to a patch.
+func (t *Transfer) write(patch []byte, fields []assignment) []byte {
+	for i := range fields {
+		at := &fields[i].at
+		switch value := fields[i].value; {
+		case value == "$answer":
+			patch = at.bytes(patch, t.Answer)
+		case value == "true":
+			patch = at.number(patch, 1)
+		case fields[i].integer:
+			n, _ := strconv.ParseInt(t.expand(value), 10, 64)
+			patch = at.number(patch, n)
+		default:
+			patch = at.bytes(patch, []byte(t.expand(value)))
+		}
+	}
+	return patch
+}
+
+// expand replaces what a value refers to. Names do not break out of the JSON that they may stand in.
+func (t *Transfer) expand(value string) string {
+	if !strings.Contains(value, "$") {
+		return value
+	}
+	host, port, _ := net.SplitHostPort(t.Address)
+	return strings.NewReplacer(
+		"$room32", strconv.FormatInt(max(t.Room&(1<<31-1), 1), 10), "$room", strconv.FormatInt(t.Room, 10),
+		"$host", quoted(host), "$port", port, "$address", quoted(t.Address), "$engine", quoted(t.Engine),
+	).Replace(value)
+}
+
+// quoted is a text as it stands in a JSON string.
+func quoted(s string) string {
+	b, _ := json.Marshal(s)
+	return string(b[1 : len(b)-1])
+}

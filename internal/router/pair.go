@@ -1,0 +1,226 @@
+package router
+
+import (
+	"context"
+	"slices"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// legs are those of a request that may be sent in two: a replica prefills it, and another one, which has the same pair
+// label, gets the KV blocks from there and decodes it.
+//
+// One decision, under the Router's lock, compares what it costs to prefill the request on the replica that the policy
+// chooses for it whole, and on the one that it chooses among those that prefill, from where the KV is handed over to
+// the one of the least load. A prefill costs the tokens that wait there, and its own uncached ones once for the request
+// and once for each that is under way there: it delays them all.
+type legs struct {
+	state.Legs
+	request  policy.Request  // the prefill leg's
+	view     *view           // of the replicas that prefill, at the last choice
+	prefill  *Reservation    // where the prefill leg is reserved; nil = it is done
+	from     *policy.Replica // that has done it; nil = it is not done
+	observer *policy.Observer
+	pairs    [8]string // memory of Pairs
+}
+
+// legsOf returns the legs of a request, nil where it was never to be split.
+func legsOf(q *policy.Request) *legs {
+	if l := q.State().Legs; l != nil {
+		return l.Owner.(*legs)
+	}
+	return nil
+}
+
+// two reports whether the request was split: both legs are reserved.
+func (x *legs) two() bool { return x != nil && x.prefill != nil && x.prefill.Decision.Replica != nil }
+
+// Divided reports whether replicas have roles, so that requests may be sent in two legs.
+func (f *Fleet) Divided() bool { return f.router.view.Load().prefill != nil }
+
+// split makes the legs of a request that may be sent in two.
+func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
+	r, s, x := f.router, q.State(), legsOf(q)
+	p, v := f.policy.Load(), r.view.Load()
+	s.PairOnly = how.PairOnly && v.prefill != nil
+	if how.Prefill == nil && how.From == nil || v.prefill == nil || p == nil || q.Pin != "" {
+		if how.Prefill != nil {
+			how.Prefill.Decision = policy.Decision{}
+		}
+		if x != nil {
+			x.prefill, x.from = nil, nil
+		}
+		return
+	}
+	if x == nil {
+		x = &legs{observer: &p.Observer, request: *q}
+		x.Owner, x.request.Prepared = x, nil
+		*x.request.State() = state.Request{Origin: s.Origin, Legs: &x.Legs}
+		s.Legs = &x.Legs
+	}
+	if x.prefill, x.from = how.Prefill, how.From; x.from != nil {
+		x.prefill = nil
+		return // the request of the leg that prefilled may still be in use
+	}
+	leg := x.request.State()
+	leg.Attempt, leg.Tried, leg.Sets, leg.Query = s.Attempt, s.Tried, nil, how.Query
+	x.request.Exclude, x.request.Allow = q.Exclude, q.Allow
+	if (how.Assigned == nil || s.Prepared == r.number) && r.Rollout.Decides(q) {
+		f.prepare(ctx, q, x, v.prefill)
+	}
+	narrow(&x.request)
+}
+
+// begin readies the memory of the prefill leg for a choice.
+func (x *legs) begin(v *view) error {
+	if x == nil || x.prefill == nil {
+		return nil
+	}
+	if x.prefill.held {
+		return ErrHeld
+	}
+	x.prefill.Decision, x.view = policy.Decision{}, v.prefilling()
+	leg := x.request.State()
+	leg.AnyModel, leg.Plain = x.view.anyModel(&x.request), !v.router.Rollout.Decides(&x.request)
+	return nil
+}
+
+// leg is the choice of the prefill leg.
+func (c choice) leg(x *legs) choice {
+	return choice{c.r, c.r.prefiller.policy.Load(), &x.request, x.view, &x.prefill.Decision}
+}
+
+// pair decides between serving a request whole, as c has decided or failed with err, and in two legs, where c then has
+// the decode leg. What no replica serves whole waits for room for the legs.
+func (c choice) pair(x *legs, err error) error {
+	s, p, only := c.q.State(), c.leg(x), err != nil && err != ErrFull
+	defer func(pairOnly bool) { x.Pairs, s.PairOnly = nil, pairOnly }(s.PairOnly)
+	s.PairOnly = false
+	if x.Pairs = c.labels(x.pairs[:0]); len(x.Pairs) > 0 && len(p.v.connected) > 0 && p.prefills() == nil {
+		if d := c.decode(x, p.d.Replica); d.Replica != nil && (err != nil || c.splits(p)) {
+			withdrawn(&c.p.Observer, c.q, c.d)
+			*c.d = d
+			return nil
+		}
+		withdrawn(&p.p.Observer, p.q, p.d)
+	}
+	*p.d = policy.Decision{}
+	if only {
+		return c.waitForLegs(x)
+	}
+	return err
+}
+
+// waitForLegs fills in that a request waits for every full replica that one of its legs may take.
+func (c choice) waitForLegs(x *legs) error {
+	x.Pairs = nil
+	*c.d = policy.Wait()
+	err := ErrNoSuchReplica
+	for _, leg := range []choice{c, c.leg(x)} {
+		for _, rep := range leg.v.replicas {
+			switch {
+			case !leg.v.Allowed(leg.q, rep):
+			case !rep.Connected():
+				err = ErrNotConnected
+			case rep.Full():
+				c.d.WaitFor = append(c.d.WaitFor, rep)
+			}
+		}
+	}
+	if c.d.WaitFor != nil {
+		return ErrFull
+	}
+	return err
+}
+
+// prefills chooses the prefill leg: by load alone, where a rollout keeps the request from the policy.
+func (c choice) prefills() error {
+	if c.q.State().Plain {
+		return c.correct()
+	}
+	return c.ask()
+}
+
+// assignedLegs takes what a look-aside server decided on the legs of a request.
+func (c choice) assignedLegs(x *legs, a *Assigned) (err error) {
+	from := x.from
+	if x.prefill != nil && a.Prefill != nil {
+		err, from = c.leg(x).assigned(a.Prefill), x.prefill.Decision.Replica
+	}
+	if err == nil && from != nil && from.Pair != c.d.Replica.Pair {
+		if err = ErrNoSuchReplica; x.prefill != nil {
+			x.prefill.Decision = policy.Decision{}
+		}
+	}
+	c.d.State().Decode = from != nil
+	return err
+}
+
+// labels appends the pair labels of which a replica may decode the request now.
+func (c choice) labels(all []string) []string {
+	for _, rep := range c.v.connected {
+		if !slices.Contains(all, rep.Pair) && c.v.Available(c.q, rep) {
+			all = append(all, rep.Pair)
+		}
+	}
+	return all
+}
+
+// decode returns the decision for the replica with the least load of those that the request may use and that
+// pair with the one that prefills it, which is not one of them.
+func (c choice) decode(x *legs, from *policy.Replica) policy.Decision {
+	x.Pairs = append(x.pairs[:0], from.Pair)
+	rep := c.v.search(c.q, func(v *view, p policy.Pool) (best *policy.Replica) {
+		var least float64
+		n := len(p.Replicas)
+		start := v.IntN(max(n, 1)) // so that clients do not all take the first of equals
+		for i := range n {
+			r := p.Replicas[(start+i)%n]
+			if r.State() == from.State() || !v.takes(&p, r) {
+				continue
+			}
+			if load := v.Load(r); best == nil || load < least {
+				best, least = r, load
+			}
+		}
+		return best
+	})
+	d := policy.To(rep, policy.ReasonDecode)
+	d.MatchedTokens, d.State().Decode = c.q.PromptTokens, true
+	return d
+}
+
+// decodes chooses the decode leg of a request that was prefilled.
+func (c choice) decodes(x *legs) error {
+	defer func() { x.Pairs = nil }()
+	if *c.d = c.decode(x, x.from); c.d.Replica != nil {
+		return nil
+	}
+	*c.d = policy.Wait()
+	return c.wait()
+}
+
+// handOver is what it costs to move the KV of a prompt, in prompt tokens: the transfer, and the passes that the decode
+// leg waits for. With 500, short prompts of agents are split at a loss (docs/routing-quality.md).
+const handOver = 2000
+
+// splits reports whether two legs, of which p has decided the first, cost less than the whole request.
+func (c choice) splits(p choice) bool {
+	if rule := c.r.opts.Split; rule != nil {
+		return rule(c.q.PromptTokens, *c.d)
+	}
+	return p.cost()+handOver < c.cost()
+}
+
+// cost is what it costs to compute the prompt where c has decided, in tokens: what waits there, and the uncached
+// tokens, for the request itself and for each that they delay there.
+func (c choice) cost() float64 {
+	_, peers := c.d.Replica.PeerLoad()
+	delayed := float64(c.d.Replica.State().UnderWay())
+	return (float64(peers) + float64(c.d.Replica.QueuedTokens()) + c.uncached()*(1+delayed)) / c.d.Replica.Rate()
+}
+
+func (c choice) uncached() float64 {
+	return float64(max(c.q.PromptTokens-max(c.d.MatchedTokens, int(c.d.State().Expected)), 0))
+}

@@ -1,0 +1,550 @@
+package router
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+func role(name string) func(*Member)  { return func(m *Member) { m.Role = name } }
+func label(name string) func(*Member) { return func(m *Member) { m.Pair = name } }
+
+var prefills, decodes = role(policy.RolePrefill), role(policy.RoleDecode)
+
+// split is a Router whose policy is also that of prefill legs.
+func split(t testing.TB, o Options, ms ...Member) *Router {
+	t.Helper()
+	if o.Policy.Choose == nil {
+		o.Policy = loading(leastLoaded)
+	}
+	p := o.Policy
+	o.Prefill = func() (policy.Policy, error) { return p, nil }
+	return connected(t, o, ms...)
+}
+
+// ask is a request with so many prompt tokens.
+func ask(tokens int) *policy.Request { return &policy.Request{PromptTokens: tokens} }
+
+// legsAt reserves, and returns where.
+func legsAt(t testing.TB, r *Router, q *policy.Request) (prefill, decode string, pre, b *Reservation) {
+	t.Helper()
+	pre, b = new(Reservation), new(Reservation)
+	require.NoError(t, r.Reserve(t.Context(), q, b, How{NoWait: true, Prefill: pre}))
+	if pre.Decision.Replica != nil {
+		prefill = pre.Decision.Replica.ID
+	}
+	return prefill, b.Decision.Replica.ID, pre, b
+}
+
+// idle fails the test if anything is reserved.
+func idle(t testing.TB, r *Router) {
+	t.Helper()
+	for _, rep := range r.View().Replicas() {
+		require.Zero(t, rep.State().Book.Load(), rep.ID)
+	}
+}
+
+// decoding has every replica that serves whole requests decode n of them, which makes a prefill there expensive.
+func decoding(t testing.TB, r *Router, n int) {
+	t.Helper()
+	for _, rep := range r.View().Replicas() {
+		for range n {
+			if rep.Role != policy.RolePrefill {
+				pick(t, r, &policy.Request{Pin: rep.ID})
+			}
+		}
+	}
+}
+
+func TestBothLegsAreReserved(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills), member("d", decodes))
+	decoding(t, r, 20)
+	q := ask(10_000)
+	p, d, pre, b := legsAt(t, r, q)
+	require.Equal(t, []string{"p", "d"}, []string{p, d})
+	require.Equal(t, policy.ReasonLeastLoaded, pre.Decision.Reason)
+	require.Equal(t, policy.ReasonDecode, b.Decision.Reason)
+	at := func(id string) *policy.Replica { return r.View().ByID(id) }
+	require.Equal(t, []int{1, 10_000}, []int{at("p").Ongoing(), at("p").QueuedTokens()})
+	require.Equal(t, []int{21, 0}, []int{at("d").Ongoing(), at("d").QueuedTokens()})
+	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, Prefill: pre}), ErrHeld)
+	require.Equal(t, 21, at("d").Ongoing())
+
+	pre.PrefillDone()
+	require.Equal(t, []int{1, 0}, []int{at("p").Ongoing(), at("p").QueuedTokens()})
+	pre.Release()
+	require.Zero(t, at("p").Ongoing())
+	b.Release()
+	require.Equal(t, 20, at("d").Ongoing())
+}
+
+// Where the request costs less whole it is served whole.
+func TestWholeWhereThatCostsLess(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills), member("d", decodes))
+	p, d, pre, b := legsAt(t, r, ask(10_000)) // nothing is decoded there that it could delay
+	require.Equal(t, []string{"", "d"}, []string{p, d})
+	require.Nil(t, pre.Decision.Replica)
+	b.Release()
+	pre.Release() // which holds nothing
+	idle(t, r)
+
+	decoding(t, r, 20)
+	p, _, _, _ = legsAt(t, r, ask(10_000))
+	require.Equal(t, "p", p)
+	for range 200 { // until the queue of the replica that prefills is longer than what is delayed
+		if p, _, _, _ = legsAt(t, r, ask(10_000)); p == "" {
+			return
+		}
+	}
+	require.Fail(t, "always split")
+}
+
+func TestWholeRequestsSkipPrefillReplicas(t *testing.T) {
+	for name, p := range map[string]policy.Policy{
+		"least loaded": loading(leastLoaded), "least of two": choosing(leastOfTwo), "quick": twoQuick(),
+		"first": choosing(firstFree),
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := split(t, Options{Policy: p}, member("p0", prefills), member("p1", prefills), member("d", decodes), member("b"))
+			for range 50 {
+				require.Contains(t, []string{"d", "b"}, pick(t, r, new(policy.Request)).Decision.Replica.ID)
+			}
+			require.Equal(t, "p0", pick(t, r, &policy.Request{Pin: "p0"}).Decision.Replica.ID, "but for one that names it")
+		})
+	}
+}
+
+// A fleet of which no replica serves whole requests is as one that is not connected.
+func TestPrefillReplicasAlone(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills))
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(10), new(Reservation), How{Prefill: new(Reservation)}), ErrNotConnected)
+	idle(t, r)
+}
+
+func TestWhichReplicasPair(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		fleet []Member
+		q     policy.Request
+		lost  string // not connected
+		p, d  string
+	}{
+		{
+			name: "labels", fleet: []Member{
+				member("p7", prefills, label("r7")), member("d8", decodes, label("r8")), member("d7", decodes, label("r7")),
+			},
+			p: "p7", d: "d7",
+		},
+		{
+			name: "no label in common", fleet: []Member{member("p7", prefills, label("r7")), member("d8", decodes, label("r8"))},
+			d: "d8",
+		},
+		{name: "the other revision prefills where its own has no decode replica", fleet: []Member{
+			member("p7", prefills, label("r7")), member("p8", prefills, label("r8")), member("d8", decodes, label("r8")),
+		}, p: "p8", d: "d8"},
+		{
+			name: "one that does both serves whole what it prefills", fleet: []Member{member("b"), member("d", decodes)},
+			d: "b",
+		},
+		{name: "not with itself", fleet: []Member{member("b"), member("p", prefills, draining)}, d: "b"},
+		{name: "no roles", fleet: []Member{member("a"), member("b")}, d: "a"},
+		{
+			name: "excluded prefill", fleet: []Member{member("p", prefills), member("d", decodes)},
+			q: policy.Request{Exclude: []string{"p"}}, d: "d",
+		},
+		{
+			name: "excluded decode", fleet: []Member{member("p", prefills), member("d", decodes), member("e", decodes)},
+			q: policy.Request{Exclude: []string{"d"}}, p: "p", d: "e",
+		},
+		{
+			name: "allowed", fleet: []Member{member("p", prefills), member("d", decodes), member("e", decodes)},
+			q: policy.Request{Allow: []string{"e"}}, d: "e",
+		},
+		{
+			name: "pinned", fleet: []Member{member("p", prefills), member("d", decodes), member("e", decodes)},
+			q: policy.Request{Pin: "e"}, d: "e",
+		},
+		{name: "model", fleet: []Member{
+			member("p", prefills, models("m")), member("q", prefills, models("n")),
+			member("d", decodes, models("m")), member("e", decodes, models("n")),
+		}, q: policy.Request{Model: "n"}, p: "q", d: "e"},
+		{name: "draining prefill", fleet: []Member{member("p", prefills, draining), member("d", decodes)}, d: "d"},
+		{
+			name:  "draining decode",
+			fleet: []Member{member("p", prefills), member("d", decodes, draining), member("e", decodes)},
+			p:     "p", d: "e",
+		},
+		{
+			name: "prefill without a bound", fleet: []Member{member("p", prefills, room(0)), member("d", decodes)},
+			p: "p", d: "d",
+		},
+		{name: "prefill not connected", fleet: []Member{member("p", prefills), member("d", decodes)}, lost: "p", d: "d"},
+		{
+			name: "decode not connected", fleet: []Member{member("p", prefills), member("d", decodes), member("e", decodes)},
+			lost: "d", p: "p", d: "e",
+		},
+		{
+			name: "near", fleet: []Member{member("p", prefills), member("d", decodes), member("e", decodes, at("n", ""))},
+			p: "p", d: "e",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := split(t, Options{Node: "n"}, c.fleet...)
+			for _, rep := range r.View().Replicas() {
+				if rep.Role != policy.RolePrefill && !rep.Draining {
+					for range 30 {
+						pick(t, r, &policy.Request{Pin: rep.ID})
+					}
+				}
+			}
+			r.Fleet.SetConnected(c.lost, false)
+			q := c.q
+			q.PromptTokens = 20_000
+			p, d, pre, b := legsAt(t, r, &q)
+			require.Equal(t, []string{c.p, c.d}, []string{p, d})
+			pre.Release()
+			b.Release()
+		})
+	}
+}
+
+// A prefill leg has room or there is none, and a full fleet has the request wait for one that serves it.
+func TestLegsWait(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills, room(1)), member("d", decodes, room(30)))
+	decoding(t, r, 28)
+	p, d, pre, b := legsAt(t, r, ask(20_000))
+	require.Equal(t, []string{"p", "d"}, []string{p, d})
+	p, d, _, whole := legsAt(t, r, ask(20_000))
+	require.Equal(t, []string{"", "d"}, []string{p, d}, "the replica that prefills is full")
+
+	waits, ticket := new(Reservation), new(Ticket)
+	next := new(Reservation)
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(20_000), waits, How{Ticket: ticket, Prefill: next}), ErrQueued)
+	pre.Release()
+	require.Equal(t, 1, r.Queued())
+	require.Nil(t, next.Decision.Replica, "neither leg is reserved without the other")
+	require.Zero(t, r.View().ByID("p").Ongoing())
+	whole.Release()
+	require.NoError(t, ticket.Take())
+	require.Equal(t, []string{"p", "d"}, []string{next.Decision.Replica.ID, waits.Decision.Replica.ID})
+	require.Equal(t, policy.ReasonQueued, waits.Decision.Reason)
+	for _, held := range []*Reservation{b, next, waits} {
+		held.Release()
+	}
+	require.Zero(t, r.View().ByID("p").Ongoing())
+}
+
+// What leaves the queue in the moment in which it is served holds neither leg.
+func TestGivingUpGivesBackBothLegs(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills), member("d", decodes, room(30)))
+	decoding(t, r, 29)
+	last := pick(t, r, new(policy.Request))
+	ticket, pre := new(Ticket), new(Reservation)
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(20_000), new(Reservation), How{Ticket: ticket, Prefill: pre}), ErrQueued)
+	last.Release()
+	require.Equal(t, 1, r.View().ByID("p").Ongoing())
+	require.Error(t, ticket.GiveUp(t.Context().Err()))
+	require.Zero(t, r.View().ByID("p").Ongoing())
+	require.Equal(t, 29, r.View().ByID("d").Ongoing())
+}
+
+func TestDecodeLegAgain(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills, label("x")), member("d", decodes, label("x")),
+		member("e", decodes, label("x"), room(31)),
+		member("other", decodes))
+	decoding(t, r, 30)
+	q := ask(20_000)
+	p, d, pre, b := legsAt(t, r, q)
+	require.Equal(t, "p", p)
+	from := pre.Decision.Replica
+	pre.Release()
+	b.Release()
+	NextAttempt(q, b.Decision.Replica)
+	again := new(Reservation)
+	require.NoError(t, r.Reserve(t.Context(), q, again, How{NoWait: true, From: from}))
+	require.NotEqual(t, d, again.Decision.Replica.ID)
+	require.Contains(t, []string{"d", "e"}, again.Decision.Replica.ID)
+	require.Equal(t, policy.ReasonRetry, again.Decision.Reason)
+	require.Equal(t, policy.ReasonDecode, again.Decision.Rule)
+	require.Zero(t, again.Decision.Replica.QueuedTokens())
+	require.Zero(t, from.Ongoing())
+
+	q.Exclude = []string{"d", "e"}
+	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, From: from}), ErrNoSuchReplica)
+	require.NoError(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true}), "whole, it goes to the others")
+	r.Fleet.SetConnected("d", false)
+	r.Fleet.SetConnected("e", false)
+	q.Exclude = nil
+	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, From: from}), ErrNotConnected)
+}
+
+func TestAssignedLegs(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills, room(1)), member("d", decodes))
+	assigned := func() *Assigned {
+		return &Assigned{Replica: "d", Decision: policy.To(nil, policy.ReasonCentral), Prefill: &Assigned{Replica: "p"}}
+	}
+	pre, b := new(Reservation), new(Reservation)
+	require.NoError(t, r.Reserve(t.Context(), ask(100), b, How{Assigned: assigned(), Prefill: pre}))
+	require.Equal(t, []string{"p", "d"}, []string{pre.Decision.Replica.ID, b.Decision.Replica.ID})
+	require.Equal(t, []int{100, 0}, []int{pre.Decision.Replica.QueuedTokens(), b.Decision.Replica.QueuedTokens()})
+	other := new(Reservation)
+	again := How{Assigned: assigned(), Prefill: new(Reservation)}
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(100), other, again), ErrFull)
+	require.Equal(t, 1, b.Decision.Replica.Ongoing(), "neither leg is reserved without the other")
+	pre.Release()
+	b.Release()
+	idle(t, r)
+}
+
+// The policy of prefill legs observes the routes that it is about, and so does that of whole requests.
+func TestLegsAreObserved(t *testing.T) {
+	type seen struct{ routed, completed, added []string }
+	watch := func(s *seen) policy.Policy {
+		p := loading(leastLoaded)
+		p.Observer = policy.Observer{
+			Routed: func(_ *policy.Request, d policy.Decision) { s.routed = append(s.routed, d.Replica.ID) },
+			Completed: func(_ *policy.Request, d policy.Decision, _ policy.Outcome) {
+				s.completed = append(s.completed, d.Replica.ID)
+			},
+			FleetChanged: func(c policy.FleetChange) {
+				for _, rep := range c.Added {
+					s.added = append(s.added, rep.ID)
+				}
+			},
+		}
+		return p
+	}
+	var whole, legs seen
+	o := Options{Policy: watch(&whole), Prefill: func() (policy.Policy, error) { return watch(&legs), nil }}
+	r := connected(t, o, member("p", prefills), member("d", decodes), member("b"))
+	require.Equal(t, seen{added: []string{"d", "b"}}, whole)
+	require.Equal(t, seen{added: []string{"p", "b"}}, legs)
+	decoding(t, r, 20)
+	whole = seen{}
+	q := ask(20_000)
+	_, d, pre, b := legsAt(t, r, q)
+	pre.Release()
+	r.Complete(q, pre.Decision, policy.Outcome{Sent: true})
+	b.Release()
+	r.Complete(q, b.Decision, policy.Outcome{Sent: true})
+	require.Equal(t, seen{added: []string{"p", "b"}, routed: []string{"p"}, completed: []string{"p"}}, legs)
+	require.Equal(t, seen{routed: []string{d}, completed: []string{d}}, whole)
+}
+
+// The index of the prefill legs counts, and it is closed with the Router.
+func TestPrefillersIndex(t *testing.T) {
+	closed := 0
+	p := loading(leastLoaded)
+	p.IndexStats = func() policy.IndexStats {
+		return policy.IndexStats{Bytes: 2, Blocks: 3, Evictions: 4, LiveEvictions: 5, Refused: 6}
+	}
+	p.Close = func() error { closed++; return nil }
+	r := split(t, Options{Policy: p}, member("a"))
+	require.Equal(t, p.IndexStats(), r.Policy().IndexStats())
+	r.Fleet.Set([]Member{member("a"), member("p", prefills)})
+	both := policy.IndexStats{Bytes: 4, Blocks: 6, Evictions: 8, LiveEvictions: 10, Refused: 12}
+	require.Equal(t, both, r.Policy().IndexStats())
+	require.NoError(t, r.Close())
+	require.Equal(t, 2, closed)
+}
+
+// The end of a leg is that of its own request, whichever request of the call the host has at hand.
+func TestLegsEndApart(t *testing.T) {
+	var ended []*policy.Request
+	p := loading(leastLoaded)
+	p.Prepare = func(_ context.Context, q *policy.Request, v policy.View) error {
+		q.Prepared = len(v.Replicas())
+		return nil
+	}
+	p.Observer.Completed = func(q *policy.Request, _ policy.Decision, _ policy.Outcome) { ended = append(ended, q) }
+	r := split(t, Options{Policy: p}, member("p", prefills), member("d", decodes), member("e", decodes))
+	decoding(t, r, 20)
+	q := ask(20_000)
+	_, _, pre, b := legsAt(t, r, q)
+	pre.Release()
+	r.Complete(new(policy.Request), pre.Decision, policy.Outcome{Sent: true})
+	b.Release()
+	r.Complete(q, b.Decision, policy.Outcome{Sent: true})
+	require.Len(t, ended, 2)
+	require.Equal(t, []any{1, 2}, []any{ended[0].Prepared, ended[1].Prepared})
+}
+
+// An engine may refuse what is not split where it has a role.
+func TestPairOnly(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills, room(1)), member("d", decodes, room(2)),
+		member("e", decodes, room(2), label("x")))
+	only := func(q *policy.Request, b, pre *Reservation) error {
+		return r.Reserve(t.Context(), q, b, How{NoWait: true, Prefill: pre, PairOnly: true})
+	}
+	require.ErrorIs(t, only(ask(10), new(Reservation), nil), ErrNoSuchReplica)
+	pre, b := new(Reservation), new(Reservation)
+	require.NoError(t, only(ask(10), b, pre), "without a comparison of costs")
+	require.Equal(t, []string{"p", "d"}, []string{pre.Decision.Replica.ID, b.Decision.Replica.ID})
+
+	full, waits, ticket := new(Reservation), new(Reservation), new(Ticket)
+	require.ErrorIs(t, only(ask(10), full, new(Reservation)), ErrFull)
+	how := How{Ticket: ticket, Prefill: full, PairOnly: true}
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(10), waits, how), ErrQueued)
+	plain, later := new(Reservation), new(Ticket) // stands behind it and wants any replica
+	decoding(t, r, 1)
+	q := &policy.Request{Exclude: []string{"e"}}
+	require.ErrorIs(t, r.Reserve(t.Context(), q, plain, How{Ticket: later}), ErrQueued)
+	pre.Release()
+	require.Equal(t, 2, r.Queued(), "the decode leg has no room yet")
+	b.Release()
+	require.NoError(t, ticket.Take())
+	require.Equal(t, []string{"p", "d"}, []string{full.Decision.Replica.ID, waits.Decision.Replica.ID})
+	full.Release()
+	waits.Release()
+	require.NoError(t, later.Take())
+	require.Equal(t, "d", plain.Decision.Replica.ID)
+
+	r.Fleet.Set(append([]Member{member("both")}, member("p", prefills), member("d", decodes)))
+	connectAll(r)
+	for range 10 {
+		require.Equal(t, "both", func() string {
+			b := new(Reservation)
+			require.NoError(t, only(ask(10), b, nil))
+			return b.Decision.Replica.ID
+		}())
+	}
+}
+
+// Of decode replicas that are equally busy no first one gets the requests of all clients.
+func TestEqualDecodeReplicas(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills), member("d", decodes), member("e", decodes), member("f", decodes))
+	decoding(t, r, 30)
+	seen := map[string]bool{}
+	for range 60 {
+		_, d, pre, b := legsAt(t, r, ask(20_000))
+		seen[d] = true
+		pre.Release()
+		b.Release()
+	}
+	require.Len(t, seen, 3)
+}
+
+// What a rollout keeps from the policy is split all the same.
+func TestLegsOfARollout(t *testing.T) {
+	p := choosing(func(*policy.Request, policy.View) policy.Decision { panic("the kill switch is on") })
+	r := split(t, Options{Policy: p, Plain: choosing(firstFree)}, member("p", prefills), member("d", decodes))
+	off := policy.Limit(policy.Off)
+	require.NoError(t, r.Rollout.Set(&off))
+	decoding(t, r, 20)
+	prefill, d, pre, b := legsAt(t, r, ask(20_000))
+	require.Equal(t, []string{"p", "d"}, []string{prefill, d})
+	pre.Release()
+	b.Release()
+}
+
+// Random lives of requests over random fleets with roles leave nothing behind, and no leg is ever reserved alone.
+func TestLegsModel(t *testing.T) {
+	for seed := range uint64(30) {
+		rnd := rand.New(rand.NewPCG(seed, 1))
+		one := func(of ...string) string { return of[rnd.IntN(len(of))] }
+		fleet := func() (ms []Member) {
+			for i := range 1 + rnd.IntN(8) {
+				m := member(fmt.Sprint("r", i), label(one("x", "y")), room(1+rnd.IntN(3)))
+				m.Role = one("", policy.RolePrefill, policy.RoleDecode)
+				m.Draining = rnd.IntN(8) == 0
+				ms = append(ms, m)
+			}
+			return ms
+		}
+		rules := []func(*policy.Request, policy.View) policy.Decision{leastLoaded, leastOfTwo, fixedOrder, capricious}
+		p := loading(rules[seed%4])
+		var under int
+		p.Observer.Routed = func(*policy.Request, policy.Decision) { under++ }
+		p.Observer.Completed = func(*policy.Request, policy.Decision, policy.Outcome) { under-- }
+		r := split(t, Options{Policy: p, MaxQueued: 5}, fleet()...)
+		type life struct {
+			q      *policy.Request
+			pre, b *Reservation
+			ticket Ticket
+			waits  bool
+		}
+		var lives []*life
+		end := func(l *life) {
+			if l.waits {
+				_ = l.ticket.GiveUp(context.Canceled)
+				return
+			}
+			for _, b := range []*Reservation{l.pre, l.b} {
+				if b.Held() {
+					b.Release()
+					r.Complete(l.q, b.Decision, policy.Outcome{Sent: true})
+				}
+			}
+		}
+		for range 400 {
+			switch rnd.IntN(10) {
+			case 0:
+				r.Fleet.Set(fleet())
+				connectAll(r)
+			case 1:
+				r.Fleet.SetConnected(fmt.Sprint("r", rnd.IntN(8)), rnd.IntN(2) == 0)
+			case 2, 3, 4:
+				if len(lives) == 0 {
+					continue
+				}
+				i := rnd.IntN(len(lives))
+				l := lives[i]
+				if !l.waits && l.pre.Held() && rnd.IntN(2) == 0 { // the prefill leg ends first
+					l.pre.Release()
+					r.Complete(l.q, l.pre.Decision, policy.Outcome{Sent: true})
+					continue
+				}
+				end(l)
+				lives = append(lives[:i], lives[i+1:]...)
+			default:
+				l := &life{q: ask(rnd.IntN(30_000)), pre: new(Reservation), b: new(Reservation)}
+				how := How{Prefill: l.pre, PairOnly: rnd.IntN(3) == 0, NoWait: rnd.IntN(2) == 0}
+				if !how.NoWait {
+					how.Ticket = &l.ticket
+				}
+				switch err := r.Reserve(t.Context(), l.q, l.b, how); err {
+				case nil:
+					require.True(t, l.b.Held())
+					require.Equal(t, l.pre.Decision.Replica != nil, l.pre.Held(), "seed %d", seed)
+					require.Equal(t, l.pre.Held(), l.b.Decision.State().Decode)
+					if d := l.pre.Decision.Replica; d != nil {
+						require.Equal(t, d.Pair, l.b.Decision.Replica.Pair)
+						require.NotEqual(t, policy.RoleDecode, d.Role)
+						require.NotEqual(t, d.ID, l.b.Decision.Replica.ID)
+					}
+					require.NotEqual(t, policy.RolePrefill, l.b.Decision.Replica.Role)
+					lives = append(lives, l)
+				case ErrQueued:
+					l.waits = true
+					lives = append(lives, l)
+				default:
+					require.False(t, l.b.Held() || l.pre.Held(), "seed %d: %v", seed, err)
+				}
+			}
+			for _, l := range lives {
+				if !l.waits {
+					continue
+				}
+				select {
+				case <-l.ticket.Done():
+					_ = l.ticket.Take() // on an error it holds nothing
+					l.waits = false
+				default:
+				}
+			}
+		}
+		for _, l := range lives {
+			end(l)
+		}
+		idle(t, r)
+		require.Empty(t, departed(r))
+		require.Zero(t, under, "seed %d: a route without an end", seed)
+		require.Zero(t, r.Queued())
+		require.NoError(t, r.Close())
+	}
+}

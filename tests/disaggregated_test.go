@@ -1,0 +1,152 @@
+package tests
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+)
+
+// Each request goes to a prefill and a decode engine, which check what they get, and the answer is that of one call.
+func TestDisaggregatedFlows(t *testing.T) {
+	for _, flow := range kvFlows {
+		t.Run(flow.name, func(t *testing.T) {
+			f := startKVFleet(t, flow, kvOptions{prefills: 2, decodes: 2})
+			for i := range 20 { // one by one: where the prefill engines are busy, some are served whole
+				_, err := f.call(deadline(t), fmt.Sprint(i))
+				require.NoError(t, err, i)
+			}
+			whole, prefills, decodes := f.sums()
+			require.Equal(t, []int{0, 20, 20}, []int{whole, prefills, decodes})
+			f.nothingReserved()
+			require.Equal(t, 20, f.pulled())
+		})
+	}
+}
+
+// An engine dies at each moment of a request: the request is served all the same, unless the application has a part of
+// the answer, and nothing stays reserved.
+func TestDisaggregatedDeaths(t *testing.T) {
+	for _, flow := range kvFlows {
+		for _, victims := range []string{"p", "d", "pd"} {
+			for moment := range grpcserver.Moments {
+				t.Run(fmt.Sprintf("%s/%s/%d", flow.name, victims, moment), func(t *testing.T) {
+					t.Parallel()
+					disaggregatedDeath(t, flow, victims, moment)
+				})
+			}
+		}
+	}
+}
+
+func disaggregatedDeath(t *testing.T, flow kvFlow, victims string, at grpcserver.Moment) {
+	var fleet atomic.Pointer[kvFleet]
+	var struck atomic.Bool
+	f := startKVFleet(t, flow, kvOptions{prefills: 2, decodes: 2, lease: 30 * time.Second,
+		moment: func(e *kvEngine, m grpcserver.Moment, id string) {
+			if m != at || !struck.CompareAndSwap(false, true) {
+				return
+			}
+			for _, role := range victims {
+				if role == rune(e.ID[0]) {
+					e.crash()
+				} else if other := fleet.Load().reserved(string(role)); other != nil {
+					other.crash()
+				}
+			}
+		},
+	})
+	fleet.Store(f)
+	messages, err := f.call(deadline(t), "r")
+	// Where the legs meet in rooms the whole answer may be there before the prefill leg's, which is not waited for.
+	require.True(t, struck.Load() || flow.connector == grpcserver.Rooms && at == grpcserver.PrefillAnswers, "the moment did not come")
+	if messages == 0 || err == nil {
+		require.NoError(t, err)
+	} else {
+		require.Contains(t, victims, "d", "%v", err)
+		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+	}
+	f.nothingReserved()
+}
+
+// Engines die and come back under load.
+func TestDisaggregatedDeathsUnderLoad(t *testing.T) {
+	for _, flow := range kvFlows {
+		t.Run(flow.name, func(t *testing.T) {
+			o := kvOptions{prefills: 2, decodes: 2}
+			f := startKVFleet(t, flow, o)
+			calls := startLoad(t, 8, func(w, i int) {
+				messages, err := f.call(deadlineOf(time.Minute), fmt.Sprintf("%d of %d", i, w))
+				if err != nil && messages == 0 {
+					t.Errorf("%d of %d: %v", i, w, err)
+				}
+			})
+			for _, victims := range [][]*kvEngine{f.of("p")[:1], f.of("d")[:1], {f.of("p")[1], f.of("d")[1]}} {
+				calls.advance(50)
+				for _, e := range victims {
+					e.cut.Store(true)
+					e.server.Kill()
+				}
+				calls.advance(50)
+				for _, e := range victims {
+					f.restart(e, o)
+				}
+			}
+			calls.advance(50)
+			calls.end()
+			f.nothingReserved()
+		})
+	}
+}
+
+// Calls end at random moments, 10,000 in all: nothing stays reserved.
+func TestDisaggregatedCancels(t *testing.T) {
+	const workers = 16
+	calls := 10_000 / len(kvFlows)
+	if testing.Short() {
+		calls /= 20
+	}
+	for _, flow := range kvFlows {
+		t.Run(flow.name, func(t *testing.T) {
+			f := startKVFleet(t, flow, kvOptions{prefills: 2, decodes: 2})
+			start := time.Now()
+			_, err := f.call(deadline(t), "first")
+			require.NoError(t, err)
+			took := time.Since(start)
+			var next, served, cancelled atomic.Int64
+			var all sync.WaitGroup
+			for w := range workers {
+				all.Go(func() {
+					rng := rand.New(rand.NewPCG(7, uint64(w)))
+					for i := next.Add(1); i <= int64(calls); i = next.Add(1) {
+						ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rng.Int64N(3*int64(took))))
+						switch _, err := f.call(ctx, fmt.Sprint(i)); status.Code(err) {
+						case codes.OK:
+							served.Add(1)
+						case codes.DeadlineExceeded, codes.Canceled:
+							cancelled.Add(1)
+						default:
+							t.Errorf("%d: %v", i, err)
+						}
+						cancel()
+					}
+				})
+			}
+			all.Wait()
+			t.Logf("%d served, %d ended early, by %v", served.Load(), cancelled.Load(), 3*took)
+			require.Positive(t, cancelled.Load())
+			f.nothingReserved()
+			_, err = f.call(deadline(t), "last")
+			require.NoError(t, err)
+		})
+	}
+}

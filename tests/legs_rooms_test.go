@@ -1,0 +1,196 @@
+package tests
+
+import (
+	"context"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/client"
+	sglangpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/sglang/grpc/scheduler"
+)
+
+// A roomLeg is a leg of a request whose legs begin at once.
+type roomLeg struct {
+	ctx context.Context
+	q   *sglangpb.GenerateRequest
+	end chan error // its status, nil after an answer
+}
+
+// answers ends the leg, unless the client does.
+func (l roomLeg) answers(err error) {
+	select {
+	case l.end <- err:
+	case <-l.ctx.Done():
+	}
+}
+
+// A roomReplica passes on each leg that it gets.
+type roomReplica struct {
+	sglangpb.UnimplementedSglangSchedulerServer
+	legs chan roomLeg
+}
+
+func (r *roomReplica) Generate(q *sglangpb.GenerateRequest, s grpc.ServerStreamingServer[sglangpb.GenerateResponse]) error {
+	leg := roomLeg{s.Context(), q, make(chan error)}
+	select {
+	case r.legs <- leg:
+	case <-s.Context().Done():
+		return s.Context().Err()
+	}
+	select {
+	case err := <-leg.end:
+		if err != nil {
+			return err
+		}
+		return s.Send(&sglangpb.GenerateResponse{RequestId: q.RequestId})
+	case <-s.Context().Done():
+		return s.Context().Err()
+	}
+}
+
+// A roomFleet is a channel to a replica that prefills and one that decodes.
+type roomFleet struct {
+	cc   *grpc.ClientConn
+	p, d *roomReplica
+	m    *meter
+}
+
+func startRoomFleet(t testing.TB) *roomFleet {
+	t.Helper()
+	f := &roomFleet{p: &roomReplica{legs: make(chan roomLeg)}, d: &roomReplica{legs: make(chan roomLeg)}, m: newMeter(t)}
+	prefills, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.p) })
+	decodes, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.d) })
+	f.cc = dial(t, "rooms:///x", grpc.WithResolvers(newDirectory("rooms", members(
+		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"},
+		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
+	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), f.m.option)
+	eventually(t, "both connections", func() bool {
+		result, split := f.call(deadline(t), nil), false
+		for {
+			select {
+			case leg := <-f.p.legs:
+				leg.answers(nil)
+			case leg := <-f.d.legs:
+				split = leg.q.GetDisaggregatedParams() != nil
+				leg.answers(nil)
+			case err := <-result:
+				return err == nil && split
+			}
+		}
+	})
+	return f
+}
+
+// call makes a call, and returns where its end comes.
+func (f *roomFleet) call(ctx context.Context, d *client.Decision) <-chan error {
+	if d != nil {
+		ctx = client.WithDecision(ctx, d)
+	}
+	result := make(chan error, 1)
+	ids := request().GetTokenIds().Ids
+	go func() {
+		s, err := sglangpb.NewSglangSchedulerClient(f.cc).Generate(ctx, &sglangpb.GenerateRequest{
+			RequestId: "r", Tokenized: &sglangpb.TokenizedInput{InputIds: ids},
+		})
+		for err == nil {
+			_, err = s.Recv()
+		}
+		if err == io.EOF {
+			err = nil
+		}
+		result <- err
+	}()
+	return result
+}
+
+// legs returns the two legs that meet in one room. One of an attempt that has ended may come first.
+func (f *roomFleet) legs(t testing.TB) (p, d roomLeg) {
+	t.Helper()
+	late := time.After(30 * time.Second)
+	for p.q == nil || d.q == nil || !proto.Equal(p.q.DisaggregatedParams, d.q.DisaggregatedParams) {
+		select {
+		case p = <-f.p.legs:
+		case d = <-f.d.legs:
+		case <-late:
+			t.Fatal("no legs came")
+		}
+	}
+	return p, d
+}
+
+func (f *roomFleet) idle(t testing.TB) {
+	t.Helper()
+	eventually(t, "an end of all reservations", func() bool { return f.m.ongoing(t) == 0 })
+}
+
+// Both legs begin at once, with one room.
+func TestLegsMeetInARoom(t *testing.T) {
+	f := startRoomFleet(t)
+	var d client.Decision
+	result := f.call(deadline(t), &d)
+	p, q := f.legs(t)
+	require.True(t, proto.Equal(p.q, q.q))
+	room := p.q.DisaggregatedParams
+	require.Equal(t, "10.0.0.9", room.BootstrapHost)
+	require.EqualValues(t, 7000, room.BootstrapPort)
+	require.Positive(t, room.BootstrapRoom)
+	p.answers(nil)
+	q.answers(nil)
+	require.NoError(t, <-result)
+	require.Equal(t, "p", d.Prefill)
+	require.Equal(t, "d", d.Replica)
+	f.idle(t)
+}
+
+// Where one leg fails, the other one ends, and both begin anew in another room.
+func TestLegsLeaveTheRoom(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		fails func(p, d roomLeg) (ends roomLeg)
+	}{
+		{"prefill", func(p, d roomLeg) roomLeg { p.answers(status.Error(codes.Unavailable, "down")); return d }},
+		{"decode", func(p, d roomLeg) roomLeg { d.answers(status.Error(codes.Unavailable, "down")); return p }},
+		{"transfer", func(p, d roomLeg) roomLeg { d.answers(status.Error(codes.Internal, "no KV")); return p }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := startRoomFleet(t)
+			var d client.Decision
+			result := f.call(deadline(t), &d)
+			p, q := f.legs(t)
+			<-tt.fails(p, q).ctx.Done()
+			p2, q2 := f.legs(t)
+			require.True(t, proto.Equal(p2.q, q2.q))
+			require.NotEqual(t, p.q.DisaggregatedParams.BootstrapRoom, p2.q.DisaggregatedParams.BootstrapRoom)
+			p2.answers(nil)
+			q2.answers(nil)
+			require.NoError(t, <-result)
+			require.Equal(t, 2, d.Attempts)
+			f.idle(t)
+		})
+	}
+}
+
+// A call that is cancelled ends at once, and so does its prefill leg. Its decode leg goes on until the first message.
+func TestLegsDrainDecode(t *testing.T) {
+	f := startRoomFleet(t)
+	ctx, cancel := context.WithCancel(deadline(t))
+	result := f.call(ctx, nil)
+	p, q := f.legs(t)
+	cancel()
+	require.Equal(t, codes.Canceled, status.Code(<-result))
+	<-p.ctx.Done()
+	select {
+	case q.end <- nil:
+	case <-q.ctx.Done():
+		t.Fatal("the decode leg was cut off")
+	}
+	f.idle(t)
+}
