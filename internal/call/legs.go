@@ -383,8 +383,10 @@ func (l *legs) end() {
 	unused := !l.over && !l.until.IsZero()
 	l.until = time.Time{}
 	l.mu.Unlock()
-	if b := p.reserved.binding; unused && p.key.abort != "" && b.Abort != nil {
-		p.stop(b)
+	if unused && p.key.abort != "" { // it has answered, so the binding is set
+		if b := p.reserved.binding; b.Abort != nil {
+			p.stop(b)
+		}
 	}
 	p.End()
 }

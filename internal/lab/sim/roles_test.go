@@ -19,11 +19,14 @@ func split(policyName, rule string, clients int) Config {
 	return c
 }
 
+// policies are warmpath's own, without those that tests register.
+var policies = policy.Names()
+
 // A request that is split ends once on an engine that prefills and once on one that decodes, and its KV moves. That
 // no KV is held and no reservation left is checked by the run itself.
 func TestLegs(t *testing.T) {
 	rs := chatsFor(t, 8, 15*time.Second)
-	for _, name := range policy.Names() {
+	for _, name := range policies {
 		for _, rule := range []string{baseline.SplitCost, baseline.SplitNever, "always", "uncached_512"} {
 			t.Run(name+"/"+rule, func(t *testing.T) {
 				t.Parallel()
