@@ -18,8 +18,9 @@ const maxDemoSpeed = 10_000
 
 type demo struct {
 	live
-	plan     sim.Demo
-	duration time.Duration
+	plan          sim.Demo
+	duration      time.Duration
+	disaggregated bool
 }
 
 func newDemo() *cobra.Command {
@@ -31,6 +32,9 @@ func newDemo() *cobra.Command {
 			"once for each policy, and mode, with fresh engines and channels, and compares. Engines run faster than real\n" +
 			"ones; all times are in the engines' time.",
 		RunE: func(c *cobra.Command, _ []string) error {
+			if err := d.divide(c); err != nil {
+				return err
+			}
 			if err := d.check(); err != nil {
 				return err
 			}
@@ -44,6 +48,8 @@ func newDemo() *cobra.Command {
 	f := c.Flags()
 	d.flags(f, 4, []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"})
 	f.IntVar(&d.engines, "replicas", 4, "`number` of engines")
+	f.BoolVar(&d.disaggregated, "disaggregated", false,
+		"compare engines that prefill and decode with as many of which a quarter prefills for the others")
 	f.DurationVar(&d.duration, "duration", 20*time.Second, "time for all policies and modes together")
 	f.StringVar(&d.plan.Workload, "workload", "chat", "the `workload`: "+fmt.Sprint(workload.Names()))
 	f.Float64Var(&d.plan.Load, "load", 0.7, "part of the engines' capacity to use")
@@ -54,8 +60,36 @@ func newDemo() *cobra.Command {
 	return c
 }
 
+// divide sets the defaults of a demo of prefill and decode apart. Its engines are slower: the clients' clock measures them,
+// and what clients and sockets take counts.
+func (d *demo) divide(c *cobra.Command) error {
+	f := c.Flags()
+	if !d.disaggregated {
+		return nil
+	}
+	if f.Changed("mode") {
+		return usagef("--disaggregated: it does not go with --mode")
+	}
+	for name, value := range map[string]string{
+		"policies": "prefix_cache_affinity", "workload": "agents", "replicas": "8", "speed": "10",
+	} {
+		if !f.Changed(name) {
+			if err := f.Set(name, value); err != nil {
+				return err
+			}
+		}
+	}
+	if d.engines < 2 {
+		return usagef("--disaggregated: --replicas is %d, and there must be 2 at least", d.engines)
+	}
+	return nil
+}
+
 func (d *demo) check() error {
 	runs := len(d.policies) * max(len(d.modes), 1)
+	if d.disaggregated {
+		runs *= len(dividedModes)
+	}
 	d.plan.Share = d.duration / time.Duration(max(runs, 1))
 	err := first(atLeast("replicas", d.engines, 1), positive("load", d.plan.Load),
 		oneOf("workload", d.plan.Workload, workload.Names()), d.live.check())
@@ -81,6 +115,9 @@ func (d *demo) run(c *cobra.Command) (*report.Report, error) {
 		return nil, err
 	}
 	d.Speed, d.WarmUp, d.Timeout = p.Speed, p.WarmUp, 30*time.Second
+	if d.disaggregated {
+		d.modes, d.OwnClock = dividedModes, true
+	}
 	r := &report.Report{
 		Title: fmt.Sprintf("warmpath demo: %s on %d × %s with %d clients", d.plan.Workload, d.engines, d.engine.Preset, d.Clients),
 		Facts: []report.Fact{

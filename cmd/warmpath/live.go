@@ -24,12 +24,18 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	"github.com/warmpath/warmpath/internal/lab/report"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/target"
 )
 
 // modeLocal is the mode of clients that share nothing.
 const modeLocal = "local"
 
 var liveModes = []string{modeLocal, policy.Broadcast, policy.InCentral}
+
+// dividedModes are those of a demo of prefill and decode: engines that do both, and engines with a role.
+var dividedModes = []string{"together", modeApart}
+
+const modeApart = "apart"
 
 // maxDeadline is the longest central_deadline of a config.
 const maxDeadline = 10 * time.Second
@@ -107,9 +113,12 @@ func (l *live) measure(c *cobra.Command, rep *report.Report, rs []workload.Reque
 		}
 	}
 	rep.Clients, rep.Requests = l.Clients, rep.Results[0].Requests
+	times := "as the engines report them, and the time in the channel's queue; where they report none, by the clients' clock × speed"
+	if l.OwnClock {
+		times = "by the clients' clock × speed"
+	}
 	rep.Facts = append(rep.Facts,
-		report.Fact{Name: "Times", Value: "as the engines report them, and the time in the channel's queue; where they " +
-			"report none, by the clients' clock × speed"},
+		report.Fact{Name: "Times", Value: times},
 		report.Fact{Name: "Lag", Value: fmt.Sprintf("99 of 100 requests were sent at most %.1f ms late, which is %.0f ms of "+
 			"engine time", lag, lag*l.Speed)})
 	rep.CheckTimes(l.Speed)
@@ -135,16 +144,11 @@ func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (
 	}
 	o.Config = string(config)
 	if l.engines > 0 {
-		engines := grpcserver.Config{Engine: l.engine, Speed: l.Speed}
-		if mode != "" {
-			engines.KVEvents = kvpublish.NewLog(0)
-		}
-		fleet, err := drive.StartFleet(c.Context(), l.engines, engines)
+		stop, err := l.start(c.Context(), &o, mode)
+		defer stop()
 		if err != nil {
 			return nil, 0, err
 		}
-		defer fleet.Kill()
-		o.Target = fleet.Target()
 	}
 	o.Replicas = drive.Replicas(o.Target)
 	if mode == policy.Broadcast || mode == policy.InCentral {
@@ -162,6 +166,40 @@ func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (
 	r := drive.Summarize(label, len(o.Replicas), samples, drive.Targets{})
 	p.end(&r, time.Since(start))
 	return &r, len(o.Replicas), nil
+}
+
+// start starts simulated engines and has the channels use them, until stop is called. Of those apart a quarter prefills.
+func (l *live) start(ctx context.Context, o *drive.Options, mode string) (stop func(), err error) {
+	engines, prefills := grpcserver.Config{Engine: l.engine, Speed: l.Speed}, 0
+	if mode != "" {
+		engines.KVEvents = kvpublish.NewLog(0)
+	}
+	if mode == modeApart {
+		prefills = max(l.engines/4, 1)
+	}
+	fleet, err := drive.StartDivided(ctx, l.engines, prefills, engines)
+	if err != nil {
+		return func() {}, err
+	}
+	o.Target = fleet.Target()
+	if prefills == 0 {
+		return fleet.Kill, nil
+	}
+	dir, err := os.MkdirTemp("", "warmpath-live")
+	if err != nil {
+		return fleet.Kill, err
+	}
+	stop = func() {
+		fleet.Kill()
+		_ = os.RemoveAll(dir)
+	}
+	path := filepath.Join(dir, "fleet.json")
+	text, err := json.Marshal(map[string]any{"replicas": fleet.Replicas()})
+	if err == nil {
+		err = os.WriteFile(path, text, 0o600)
+	}
+	o.Target = target.FileScheme + "://" + path
+	return stop, err
 }
 
 // serve starts look-aside servers for the replicas and has the channels use them, until stop is called.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
@@ -69,6 +70,24 @@ func TestDemo(t *testing.T) {
 		b, err := os.ReadFile(path)
 		require.NoError(t, err)
 		require.True(t, bytes.HasPrefix(b, []byte(begins)), path)
+	}
+}
+
+// Where prefill and decode are apart, two engines serve a request, and all ends well.
+func TestDemoDisaggregated(t *testing.T) {
+	code, stdout, stderr := command(t, "demo", "--disaggregated", "--workload", "chat", "--replicas", "2", "--clients", "2",
+		"--duration", "1s", "--speed", "20", "--json")
+	wentWell(t, code, stderr)
+	var c drive.Comparison
+	strict(t, stdout, &c)
+	requireSound(t, c, "together", "apart")
+	require.Zero(t, c.Results[0].Decisions[string(policy.ReasonDecode)])
+	require.Positive(t, c.Results[1].Decisions[string(policy.ReasonDecode)])
+	require.Equal(t, []int{2, 2}, []int{c.Replicas, c.Clients})
+	for _, wrong := range [][]string{{"--mode", "local"}, {"--replicas", "1"}} {
+		code, _, stderr := command(t, append([]string{"demo", "--disaggregated"}, wrong...)...)
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, stderr, "--disaggregated")
 	}
 }
 

@@ -1,6 +1,7 @@
 package drive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,8 @@ type Options struct {
 	Timeout time.Duration
 	// Connect is how long to wait for the first connection of each channel; 0 means 10 s.
 	Connect time.Duration
+	// OwnClock has times measured by the client alone: no engine sees the whole of a call that two of them serve.
+	OwnClock bool
 	// Seed draws the client of each request.
 	Seed uint64
 	// Progress is called with what has happened so far, from one goroutine at a time; nil = none.
@@ -66,7 +69,7 @@ type Sample struct {
 	// Prompt, Cached and Computed are prompt tokens: all, found in the cache, computed. Output is the tokens
 	// of the answer.
 	Prompt, Cached, Computed, Output int
-	// Replica served it, for this Reason.
+	// Replica computed its prompt. Reason is that of the decision.
 	Replica string
 	Reason  policy.Reason
 	// Err is nil if the whole answer came.
@@ -193,7 +196,7 @@ func (r *run) one(ctx context.Context, cc *grpc.ClientConn, q *workload.Request,
 func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decision, start time.Time,
 	took time.Duration) {
 	s.At, s.WarmUp, s.Err = q.At, q.At < r.WarmUp, a.err
-	s.Replica, s.Reason = d.Replica, d.Reason
+	s.Replica, s.Reason = cmp.Or(d.Prefill, d.Replica), d.Reason
 	s.Prompt, s.Output = q.PromptTokens, a.output
 	if d.Usage.PromptTokens > 0 {
 		s.Prompt = d.Usage.PromptTokens
@@ -205,12 +208,12 @@ func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decis
 		s.Cached = int(cached)
 	}
 	s.Computed = s.Prompt - s.Cached
-	if computed, ok := a.figure(trailerComputed); ok {
+	if computed, ok := a.figure(trailerComputed); ok && d.Prefill == "" {
 		s.Computed = int(computed)
 	}
 	ttft, first := a.figure(trailerTTFT)
 	e2e, whole := a.figure(trailerE2E)
-	if first && whole && d.Attempts <= 1 {
+	if first && whole && d.Attempts <= 1 && !r.OwnClock {
 		waited := r.scale(d.Queued)
 		s.TTFT, s.Latency = waited+milliseconds(ttft), waited+milliseconds(e2e)
 	} else {
