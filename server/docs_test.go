@@ -34,7 +34,7 @@ func TestServerConfigPage(t *testing.T) {
 	described := map[reflect.Type]bool{reflect.TypeFor[policy.Config](): true, reflect.TypeFor[policy.Attributes](): true}
 	for heading, value := range chapters {
 		described[reflect.TypeOf(value)] = true
-		rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| [^|]*\\| ([^|]*) \\|").FindAllStringSubmatch(sections[heading], -1)
+		rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(sections[heading], -1)
 		var names, defaults []string
 		for _, row := range rows {
 			names, defaults = append(names, row[1]), append(defaults, strings.Trim(row[2], "`"))
