@@ -12,19 +12,20 @@
 // and are routed by metadata and context alone, unless their dialect asks to be
 // deferred.
 //
-// Until the first response message the call may be tried again on another replica: at most
-// [github.com/warmpath/warmpath/balancer/policy.Config] max_attempts times in all, and once only after a request that
-// reached a replica, within the channel's budget of retries. A prompt under which the connections of two replicas
-// broke is not sent to a third. Where the first message is late, and the config asks for it, the attempt is made
-// again elsewhere. Where the service config has a retryPolicy for the method, gRPC's own retries are used instead.
+// Until the first response message the call may be retried on another replica, within the channel's retry budget and
+// up to max_attempts of [github.com/warmpath/warmpath/balancer/policy.Config]; only once where the request has reached
+// a replica. A prompt under which the connections of two replicas broke is not sent to a third. If the first message
+// is late, and the config has first_token_timeout, another replica gets the request. With a retryPolicy for the
+// method in the service config, gRPC's own retries are used instead. A server stream that breaks later goes on
+// elsewhere if its dialect has resume.
 //
 // Guarantees. A reservation never outlives its call: it ends with the last message,
 // or with the call's context. A stream that the application drops before either is
 // cancelled when the garbage collector finds it, unless it is a client-streaming
-// call after CloseSend: that one goes on to its answer. So keep a stream for as long
-// as its replica shall work, also one of which only the context is used. A prompt is
-// not kept alive past the first response message. Options of gRPC and of other
-// interceptors work as without warmpath.
+// call after CloseSend: that one goes on to its answer. So keep a reference to a
+// stream while it is needed, even if only its context is used. A prompt is
+// not kept alive past the first response message, except for resume. Options of gRPC
+// and of other interceptors work as without warmpath.
 package client
 
 import (
@@ -126,9 +127,9 @@ func checkScheme(target string, cc *grpc.ClientConn) error {
 }
 
 // DialOptions returns what New adds, for code that calls [grpc.NewClient]
-// themselves. One list may serve several channels. Put it first, so that what
-// follows in the list counts. It panics on an invalid option, which is a
-// mistake in the program; CheckOptions reports it without.
+// itself. One list may serve several channels. Put it first, so that the options
+// after it count. It panics on an invalid option, which is a mistake in the
+// program; CheckOptions reports the mistake without a panic.
 func DialOptions(opts ...Option) []grpc.DialOption {
 	set, err := newChannels(opts)
 	if err != nil {
@@ -229,12 +230,11 @@ func (c *channels) handle(cc *grpc.ClientConn) *call.Handle {
 	return c.keep(cc, c.newHandle())
 }
 
-// Errors of calls, found with [errors.Is] in what a stub returns; that is a gRPC status as
-// well, with a message that describes what happened.
+// Errors of calls, found with [errors.Is] in the error that a stub returns, which is a gRPC
+// status too, with a message that describes what happened.
 var (
-	// ErrRetryBudget: an attempt failed in a way that another replica might have made good, and
-	// the channel has made as many retries as retry_ratio allows. The code is that of the
-	// attempt, as a rule UNAVAILABLE.
+	// ErrRetryBudget: the call could have been retried, but the channel has made as many
+	// retries as retry_ratio allows. The code is that of the attempt, as a rule UNAVAILABLE.
 	ErrRetryBudget = call.ErrRetryBudget
 	// ErrQuarantined: the connections of two replicas broke while they had this prompt and
 	// before they answered it, so no third one gets it, for quarantine_ttl. The code is INTERNAL.

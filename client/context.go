@@ -8,15 +8,15 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// A Session is a conversation of an agent with its own life: see [call.Session] for its methods.
+// A Session is a conversation of an agent. Fork(id) returns a child of it, End() frees what channels keep of it: see
+// [call.Session].
 type Session = call.Session
 
 // NewSession returns the session with an id.
 func NewSession(id string) *Session { return call.NewSession(id) }
 
-// WithSession returns a context whose calls belong to a session, or to the one with an id: what the
-// metadata key session_id does too, without being sent. It comes before the
-// metadata and before the session in the message.
+// WithSession returns a context whose calls belong to a session, given as a [Session] or by its id.
+// The session is not sent. It takes precedence over those in the metadata and in the message.
 func WithSession[S string | *Session](ctx context.Context, session S) context.Context {
 	return call.WithRoute(ctx, func(r *call.Route) {
 		switch s := any(session).(type) {
@@ -43,7 +43,8 @@ func WithExclude(ctx context.Context, replicas ...string) context.Context {
 	return call.WithRoute(ctx, func(r *call.Route) { r.Exclude = append(slices.Clip(r.Exclude), replicas...) })
 }
 
-// A Decision is where a call went and why: see [telemetry.Report] for its fields.
+// A Decision is where a call went and why: Replica, Address, Prefill, Policy, Reason, Rule, MatchedTokens,
+// PromptTokens, Place, Load, Queued, Attempts, Resumed and Usage, as [telemetry.Report] describes them.
 type Decision = telemetry.Report
 
 // WithDecision returns a context whose call fills d: where the last attempt went

@@ -42,9 +42,8 @@ type option struct {
 
 func (o option) apply(to *options) { o.set(to) }
 
-// WithPolicy selects the policy by its config, over the one of WithConfig: prefixaffinity.Config{} is the default
-// policy with the default config. It sets the channel's default service config: one from the resolver comes before
-// it.
+// WithPolicy selects the policy by its config: prefixaffinity.Config{} is the default policy with the default config.
+// It takes precedence over WithConfig. A service config from the resolver takes precedence over both.
 func WithPolicy(config policy.NamedConfig) Option {
 	return option{set: func(o *options) { o.policy = config }}
 }
@@ -55,9 +54,9 @@ func WithConfig(object string) Option {
 	return option{set: func(o *options) { o.object = object }}
 }
 
-// WithDialects adds dialects for services of one's own to those of WithConfig. They hold
-// under a config from the resolver or a look-aside server too, for the methods that it
-// does not name.
+// WithDialects adds dialects, for services that are not built in, to those of WithConfig. A
+// config from the resolver or a look-aside server replaces them only for the methods that
+// it names.
 func WithDialects(d ...dialect.Dialect) Option {
 	return option{set: func(o *options) { o.dialects = append(o.dialects, d...) }}
 }
@@ -67,7 +66,7 @@ func WithMeterProvider(mp metric.MeterProvider) Option {
 	return option{set: func(o *options) { o.meters = mp }}
 }
 
-// WithLogger writes the rare log line to l instead of slog's default.
+// WithLogger logs to l instead of slog's default. A channel logs little, and nothing for each call.
 func WithLogger(l *slog.Logger) Option {
 	return option{set: func(o *options) { o.logger = l }}
 }

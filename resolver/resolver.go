@@ -14,11 +14,10 @@
 // A look-aside server is watched for the life of the resolver, which is that of the
 // channel less the times in which it is idle. Its service config comes before the
 // application's default, unless the channel was dialled with
-// grpc.WithDisableServiceConfig; one that is broken is passed over. What a
-// server sent last is remembered for the next resolver of the same target and options: a channel
-// that leaves idleness needs no server. A server that is gone, hangs, was restarted
-// without its replicas, or names unreachable ones leaves the last good fleet
-// in force.
+// grpc.WithDisableServiceConfig; a broken one is ignored. What a server sent last is
+// kept for the next resolver of the same target and options: a channel that leaves
+// idleness needs no server. The last good fleet stays in force while a server is gone
+// or hangs, was restarted without its replicas, or lists unreachable ones.
 //
 // Names on the wire. TLS name and :authority of a call are its replica's own
 // server name or address, never the target: servers written in Rust reset

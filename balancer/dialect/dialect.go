@@ -1,6 +1,6 @@
 package dialect
 
-// A Dialect describes where the request key and the usage of some methods stand. The
+// A Dialect describes where the messages of some methods have the request key and the usage. The
 // zero value of a field means that the messages carry no such thing.
 //
 //	dialect.Dialect{
@@ -28,8 +28,7 @@ type Dialect struct {
 	// Priority is where the engine reads the priority: an integer of the request, the lowest first. A call of high
 	// priority gets -1 there and one of low priority 1, unless the application set one.
 	Priority Path `json:"priority,omitempty"`
-	// MaxTokens is the bound of output tokens: an integer of the request. It is lowered in requests that ask for a part of
-	// the output.
+	// MaxTokens is the bound of output tokens: an integer of the request. Resume lowers it by the tokens that have come.
 	MaxTokens Path `json:"max_tokens,omitempty"`
 
 	// Prompt is text: a string or bytes, or a list of them ("3[].2"), which is a
@@ -49,17 +48,17 @@ type Dialect struct {
 	Usage Usage `json:"usage,omitzero"`
 
 	// Abort is the method that ends a request: its field 1 is the request id. It is called
-	// where the caller went away and RequestID was set in the message, for engines that do not
-	// notice the end of a call, or late.
+	// after a cancel, a deadline or a dropped stream, if RequestID was set in the message: some
+	// engines do not notice the end of a call, or notice it late.
 	Abort string `json:"abort,omitempty"`
 
 	// KV is how the KV cache of a prompt goes from a replica that prefills to one that decodes; nil = requests of the
 	// methods are served whole.
 	KV *KV `json:"kv,omitempty"`
 
-	// Resume has a server stream whose replica dies go on at another one, with the token ids that have come as the end of
-	// its prompt: where the request proves that the whole has the same form. For methods like those of vllm.Inference,
-	// VllmEngine, SglangScheduler and TrtllmService.
+	// Resume lets a server stream whose replica dies go on at another one, with the output so far behind its prompt, if
+	// the rest of the output does not depend on more than that. For methods of vllm.Inference, VllmEngine,
+	// SglangScheduler and TrtllmService, and methods like them.
 	Resume bool `json:"resume,omitempty"`
 
 	// DeferStream asks for the opening of client and bidirectional streams to
@@ -90,8 +89,8 @@ type Media struct {
 // KV describes a request in two legs: the same request at a replica that computes the KV cache of its prompt, and at
 // one that takes over the cache and generates the output. Each leg's request gets fields of its own.
 //
-// Prefill and Decode have them by their paths, in field numbers. A value of digits is an integer, and so is true.
-// Others are text, in which these are replaced:
+// Prefill and Decode have these fields by their paths, in field numbers. A value is an integer if it is of digits or
+// true. Others are text, in which these are replaced:
 //
 //	$answer   what Answer leads to in a response of the prefill leg, byte for byte; it stands alone
 //	$room     a random number of 63 bits, the same in both legs; an integer where it stands alone

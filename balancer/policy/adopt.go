@@ -15,20 +15,18 @@ const (
 // DefaultCentralDeadline is how long a client waits for a server's answer where [Adoption] does not set it.
 const DefaultCentralDeadline = 20 * time.Millisecond
 
-// Adoption is the part of a [Config] that selects what decides for how many of the calls. A host puts a change of it
-// into force without giving up the state of its Router, but for ShadowPolicy.
+// Adoption is the part of a [Config] that selects what decides, and for how many of the calls. A change of it keeps the
+// state of the Router, except for ShadowPolicy.
 type Adoption struct {
-	// Mode is broadcast, the default, central or central_only: clients of a look-aside server ask it for every call.
-	// Other hosts do not read it.
+	// Mode is [Broadcast], [InCentral] or [CentralOnly]; empty = broadcast. Only clients of a look-aside server read it.
 	Mode string `json:"mode,omitempty"`
-	// CentralDeadline is how long to wait for the server's answer at most; 0 = 20ms, at most 10s. A server that answers
-	// much faster is waited for less long.
+	// CentralDeadline is the longest wait for the server's answer; 0 = 20ms, at most 10s.
 	CentralDeadline Duration `json:"central_deadline,omitempty"`
-	// ShadowPolicy decides on every call too and is not obeyed: how often it would differ is counted.
+	// ShadowPolicy decides on every call too, without effect: metrics count how often it differs.
 	ShadowPolicy Selection `json:"shadow_policy,omitzero"`
-	// Percentage is how much of the calls the policy decides, 0 to 100; not set = 100. The rest take turns
-	// (round_robin). The calls of one session go the same way. Off is the kill switch: all calls take turns, and
-	// nothing else is done for them.
+	// Percentage is the share of calls that the policy decides, 0 to 100; not set = 100. The rest rotate (round_robin).
+	// The calls of one session go the same way. Off is the kill switch: all calls rotate, and nothing else is done for
+	// them.
 	Percentage *Limit `json:"percentage,omitempty"`
 }
 

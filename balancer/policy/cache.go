@@ -28,10 +28,10 @@ type CacheChange struct {
 	// BlockTokens is how many tokens each hash adds to the one before: the engine's
 	// block, or SuperblockTokens in a coarse index.
 	BlockTokens int
-	// Predicted: this is not what the replica reported, but what other clients routed to it:
-	// own routes count beside it as they would without it.
+	// Predicted means that the change follows from the routes of other clients, and not from a
+	// report of the replica. Own routes count beside it.
 	Predicted bool
-	// Cleared: all of this replica, rank, tier and grain is gone, before
+	// Cleared means that all of this replica, rank, tier and block size is gone, before
 	// what follows.
 	Cleared bool
 	// Removed are gone, in any order; Stored are there now, each the prefix of the

@@ -42,21 +42,21 @@ type Config struct {
 	// MaxAttempts bounds the attempts of one call, the first included; 0 = 3, at
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
-	// RetryRatio bounds the retries of a channel by this share of its calls, of the last
-	// 10 s, on top of 10 retries a second; 0 = 0.2, Off = no bound at all. All retries count
-	// but those that follow a refusal with warmpath's trailer.
+	// RetryRatio bounds a channel's retries of the last 10 s to this share of its calls, plus
+	// 10 retries a second; 0 = 0.2, Off = no bound. Retries after a refusal with warmpath's
+	// trailer do not count.
 	RetryRatio Limit `json:"retry_ratio,omitempty"`
 	// Backoff is the wait before an attempt that follows a failed or a refused one.
 	Backoff Backoff `json:"backoff,omitzero"`
-	// QuarantineTTL is how long a prompt that broke the connections of two replicas, and was
-	// answered by none since, is not sent any more; 0 = 5m, Off = it is always sent.
+	// QuarantineTTL is how long a prompt is not sent after the connections of two replicas
+	// broke under it; 0 = 5m, Off = it is always sent. An answer to the prompt ends it.
 	QuarantineTTL Duration `json:"quarantine_ttl,omitempty"`
 	// FirstTokenTimeout is how long an attempt may go on without a first message before it is
 	// cancelled and made elsewhere, once in a call; 0 = for ever.
 	FirstTokenTimeout Duration `json:"first_token_timeout,omitempty"`
-	// SessionKeys are the metadata keys that carry the session, the first that is
-	// there counts. They match in any case, and "-" like "_". Not set = session_id,
-	// x-session-id; an empty list = none. Behind them, those of agents are read where a call has no other key.
+	// SessionKeys are the metadata keys of the session; the first that is present counts. Case
+	// is ignored, and "-" equals "_". Not set = session_id, x-session-id; an empty list = none.
+	// A call without any key is also searched for the headers of agents.
 	SessionKeys []string `json:"session_keys,omitzero"`
 	// PrepareTimeout bounds a policy's Prepare that calls out; 0 = 100ms, at most 1m.
 	PrepareTimeout Duration `json:"prepare_timeout,omitempty"`
@@ -64,33 +64,32 @@ type Config struct {
 	// policy uses prompts, in place of routing them by session or load. Calls without
 	// interceptors are not checked.
 	RequirePrompt bool `json:"require_prompt,omitempty"`
-	// Ejection configures which replicas are left alone for a while, and how one that is new or back begins.
+	// Ejection configures outlier detection and slow start.
 	Ejection Ejection `json:"ejection,omitzero"`
-	// DrainGrace is how long a draining replica keeps the sessions that went there last; 0 =
-	// 30s, Off = not at all.
+	// DrainGrace is how long a draining replica keeps its recent sessions; 0 = 30s, Off = not
+	// at all.
 	DrainGrace Duration `json:"drain_grace,omitempty"`
 	// Node and Zone are where this process runs; replicas there are preferred by
 	// the policies that look at locality.
 	Node string `json:"node,omitempty"`
 	Zone string `json:"zone,omitempty"`
-	// KVEvents and KVEventsReplay are those of replicas that declare none, for the
-	// policies that can use them; HOST stands for the replica's host. They are read
-	// by the host.
+	// KVEvents and KVEventsReplay hold for replicas that declare none, and for policies
+	// that use them; HOST stands for the replica's host. The host of the Router reads them.
 	KVEvents       string `json:"kv_events,omitempty"`
 	KVEventsReplay string `json:"kv_events_replay,omitempty"`
 	// LoadPoll has the host ask replicas for their load; none = not at all. A client asks before each call, unless it
 	// has a look-aside server. A server asks those that do not register, twice a second.
 	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
-	// Dialects say which fields of which method carry the request key. They are
-	// read by the host.
+	// Dialects define which fields of which method carry the request key. The host of the
+	// Router reads them.
 	Dialects json.RawMessage `json:"dialects,omitempty"`
-	// Tokenizer configures how the text of prompts becomes tokens. It is read by the host.
+	// Tokenizer configures how the text of prompts becomes tokens. The host of the Router reads it.
 	Tokenizer json.RawMessage `json:"tokenizer,omitempty"`
 
 	Adoption
 }
 
-// LoadPoll is how replicas are asked for their load. It is read by the host.
+// LoadPoll is how replicas are asked for their load. The host of the Router reads it.
 type LoadPoll struct {
 	// From is grpc:vllm or grpc:sglang (GetLoads), grpc:orca (ORCA out of band, server/replica), or, for a server, the URL
 	// of a page for Prometheus, in which HOST and PORT are those of the replica's address.

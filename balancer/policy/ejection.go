@@ -7,17 +7,18 @@ import (
 
 // Ejection is the config of outlier detection. Its zero value is the default config.
 type Ejection struct {
-	// Failures is how many calls in a row, failed or late, eject a replica; 0 = 5, Off = no replica is ejected, and
-	// SlowStart still counts.
+	// Failures is how many calls in a row, failed or late, eject a replica; 0 = 5, Off = no replica is ejected.
+	// SlowStart does not depend on it.
 	Failures Limit `json:"failures,omitempty"`
-	// LateMin is what is never late; 0 = 5s. Late is ten times what the fleet takes to a first message, and more than it.
+	// LateMin is a time to the first message that is never late; 0 = 5s. Late is more than that, and more than ten times
+	// the fleet's usual time.
 	LateMin Duration `json:"late_min,omitempty"`
-	// BaseTime is how long the first ejection lasts, each further one twice as long, up to 5m or BaseTime if that is
-	// more; 0 = 10s.
+	// BaseTime is how long the first ejection lasts; 0 = 10s. Each further one lasts twice as long, up to the larger of
+	// 5m and BaseTime.
 	BaseTime Duration `json:"base_time,omitempty"`
-	// MaxShare is the part of the replicas that may be ejected; 0 = 0.3. One may always, and one always stays.
+	// MaxShare is the share of the replicas that may be ejected; 0 = 0.3. One replica always may, and one always stays.
 	MaxShare float64 `json:"max_share,omitempty"`
-	// SlowStart is how long the share of a replica grows that is new or back; 0 = 30s, Off = it does not.
+	// SlowStart is the time in which the share of a new or returned replica grows to the full one; 0 = 30s, Off = none.
 	SlowStart Duration `json:"slow_start,omitempty"`
 }
 

@@ -29,8 +29,9 @@ type Policy struct {
 	Choose func(q *Request, v View) Decision
 
 	// Preview answers as Choose would, and leaves nothing behind: no rotation moves, nothing is noted. It is called
-	// like Choose, after it, for the same request, with those excluded that are known already, and for a request
-	// that Choose was not called for, with one replica allowed, for the tokens matched there. nil = the policy cannot.
+	// like Choose: after it for the further candidates of the same request, with the ones before excluded; and for a
+	// request that Choose was not called for, with one replica allowed, for the tokens matched there. nil = the policy
+	// cannot.
 	Preview func(q *Request, v View) Decision
 
 	// ChooseQuick chooses without the Router's lock for a plain request: one that names no replica, model or adapter,
@@ -62,16 +63,16 @@ const (
 
 // An Observer is what a policy is notified of. A nil function is not called.
 type Observer struct {
-	// Routed is called for every reservation that a call got, once, after it was made and outside the Router's lock,
-	// by the goroutine of the call. That of a pinned request is a route as well, for which Choose was not called.
+	// Routed is called once for every reservation of a call, after it was made and outside the Router's lock, by the
+	// goroutine of the call; for a pinned request too, for which Choose was not called.
 	Routed func(q *Request, d Decision)
-	// Completed is called once at the end of every reservation that was a route, and of no other, whatever part of
-	// the requests the policy decides meanwhile. It is outside the Router's lock. Where the Outcome is not
-	// [Outcome.Prefilled], the policy takes back what it has learned from the route.
+	// Completed is called once at the end of every reservation that Routed was called for, and of no other, also where
+	// the policy decides another share of the requests meanwhile. It is outside the Router's lock. Where the Outcome is
+	// not [Outcome.Prefilled], the policy takes back what it has learned from the route.
 	Completed func(q *Request, d Decision, o Outcome)
 	// Withdrawn is for a policy that notes its picks in Choose. It is called under the Router's lock for a pick of
-	// Choose that is not used: the Router corrects it, or the reservation ends without being sent. What Choose noted
-	// for it goes. It must not call the Router.
+	// Choose that is not used: the Router corrects it, or the reservation ends without being sent. The policy drops
+	// what Choose noted for it. It must not call the Router.
 	Withdrawn func(q *Request, d Decision)
 	// FleetChanged is called for every change of the fleet and of its connections, under the Router's lock and before
 	// any pick sees the new View. It must not call the Router.
@@ -91,7 +92,7 @@ type FleetChange struct {
 	// Disconnected too.
 	Added, Removed []*Replica
 	// Connected can be picked now, and Disconnected no longer: the connection came up, or died. An added replica is
-	// not connected yet, unless it was restarted; see Replica.Connected.
+	// not connected yet, unless it was restarted: see [Replica.Connected].
 	Connected, Disconnected []*Replica
 }
 

@@ -1,6 +1,6 @@
-// Package policy is what the author of a routing policy needs: the [Policy] interface, what a policy looks at
-// ([Request], [View], [Replica]) and answers ([Decision]), and [Register]. It also holds the one shape of config that
-// service configs, the look-aside server's YAML and `explain --config` share.
+// Package policy is what the author of a routing policy needs: [Policy], what it looks at ([Request], [View],
+// [Replica]) and answers ([Decision]), and [Register]. It also has the [Config] that service configs, the look-aside
+// server's YAML and `explain --config` share.
 //
 // An application registers a policy of its own before it dials. Its config is a plain struct with JSON names, whose
 // zero value is the default config:
@@ -37,13 +37,12 @@ var registry = struct {
 	byName       map[string]factory
 }{byName: make(map[string]factory)}
 
-// Register makes a policy known by name, with what builds it from its config. The config is read strictly, as by
-// [Decode]. build is called from any goroutine: once for each Router, and each time that a config is checked, where
-// what it returns is closed at once. So it is cheap and begins nothing that Close does not end. Its errors name the
-// field.
+// Register registers a policy by its name. build makes it from its config, which is read strictly, as by [Decode].
+// It is called from any goroutine, once for each Router and for each check of a config; the policy of a check is closed
+// at once. So build must be cheap, and start nothing that Close does not end. Its errors name the field.
 //
-// Register panics when the name is empty or taken, or build nil: these are mistakes of the program. Safe for
-// concurrent use; policies are best registered from an init function.
+// Register panics when the name is empty or taken, or build is nil: these are mistakes of the program. Call it from an
+// init function. Safe for concurrent use.
 func Register[C any](name string, build func(C) (Policy, error)) {
 	if name == "" {
 		panic("policy: Register with an empty name")

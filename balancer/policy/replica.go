@@ -27,8 +27,8 @@ type Attributes struct {
 	// Zone and Node are where the replica runs.
 	Zone string `json:"zone,omitempty"`
 	Node string `json:"node,omitempty"`
-	// Weight is the replica's share relative to others; 0 means 1. Until a rate
-	// is learned it is the rate too, and where none is.
+	// Weight is the replica's share relative to others; 0 means 1. It is the
+	// replica's rate until one is learned.
 	Weight float64 `json:"weight,omitempty"`
 	// MaxOngoing is how many requests may be under way at once; 0 means max_ongoing_requests of the [Config].
 	MaxOngoing int      `json:"max_ongoing_requests,omitempty"`
@@ -41,11 +41,11 @@ type Attributes struct {
 	// Ranks is how many data-parallel ranks the replica has; 0 and 1 mean one.
 	Ranks    int  `json:"ranks,omitempty"`
 	Draining bool `json:"draining,omitempty"` // takes no new sessions, and for a time keeps those that it has
-	// Role is [RolePrefill] for a replica that only prefills for others, [RoleDecode] for one that does not; "" (or
-	// "both") = it does everything. A replica that is not of RolePrefill serves whole requests too.
+	// Role is [RolePrefill] for a replica that only prefills for others, [RoleDecode] for one that decodes what others
+	// prefill, or serves whole requests; "" (or "both") = it does all of this.
 	Role string `json:"role,omitempty"`
-	// Pair is a label, like "r7/tp4/nixl": a prompt that is prefilled on one replica is decoded on another only where
-	// both have the same. Printable ASCII without blanks, at most 256 bytes.
+	// Pair is a label, like "r7/tp4/nixl": only replicas with the same label prefill and decode one request together.
+	// Printable ASCII without blanks, at most 256 bytes.
 	Pair string `json:"pair,omitempty"`
 	// KVBootstrap is the host:port at which a decode replica asks this one for KV blocks, for engines that have a
 	// bootstrap server. Default: the host of the address, port 8998.

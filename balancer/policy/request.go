@@ -36,10 +36,10 @@ type Request struct {
 	// the observers. It may stem from an older View.
 	Prepared any
 
-	// Priority is the request's level in the queue: -1 low, 0 normal, 1 high. A level is a head start of 10 s: a request
-	// is served before those of the level below that came up to that long before it, and none waits for ever.
+	// Priority is the request's level in the queue: -1 low, 0 normal, 1 high. A level is worth 10 s of waiting: a request
+	// goes before those of the level below that came up to 10 s earlier.
 	Priority int
-	// Answer is how the host learns that the replica has answered. It reports that for every reservation.
+	// Answer is how the host learns that the replica has answered. The host reports it for every reservation.
 	Answer state.Answer
 
 	parent uint16 // length of the parent in Session, which it begins with; 0 = there is none
@@ -83,7 +83,7 @@ func (q *Request) Message() any {
 }
 
 // Header returns the values of a key in the outgoing metadata of a client's call, or in the headers or metadata with
-// which a server was asked. As Message it is for Prepare and Choose only.
+// which a server was asked. Like Message it is for Prepare and Choose only.
 func (q *Request) Header(key string) []string {
 	if q.state.Origin == nil {
 		return nil
@@ -96,7 +96,7 @@ func (q *Request) Header(key string) []string {
 type Prompt struct {
 	Text   string
 	Tokens []uint32
-	// Hashed goes before the others.
+	// Hashed is used before the others.
 	Hashed *Hashed
 }
 
@@ -107,7 +107,7 @@ type Hashed struct {
 	// not written again, so a policy may keep them.
 	Hashes []uint64
 	Size   int // of a block, in bytes or tokens
-	Unit   int // bytes, or 1, per token
+	Unit   int // bytes of text per token; 1 for token ids
 	Length int // of the prompt, as Size counts
 }
 

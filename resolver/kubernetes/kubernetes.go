@@ -31,11 +31,10 @@
 // Pods declare fields of a fleet file as annotations or labels, like warmpath.dev/weight: "2" or
 // warmpath.dev/kv_events: "tcp://HOST:5557".
 //
-// Guarantees. An API server that is away leaves the last fleet in force, and one that is back is asked within 0.75 s, or
-// within five seconds where it has answered 403 for a while: the Role is missing.
-// So does a Service or a pool that is gone. Where no endpoint of a Service is ready any more, those that were in use
-// stay while they exist. What is wrong before there is a fleet fails calls with the reason. Close returns when all
-// goroutines have ended.
+// Guarantees. The last fleet stays in force while the API server is away, and after the Service or the pool is deleted.
+// An API server that is back is asked within 0.75 s, or within five seconds where it has answered 403 for a while: the
+// Role is missing. Where no endpoint of a Service is ready any more, those that were in use stay while they exist. A
+// mistake before there is a fleet fails calls with the reason. Close returns when all goroutines have ended.
 //
 // Complexity. A change costs a look at each endpoint of the Service, or at each pod of the pool's namespace.
 //
