@@ -72,6 +72,13 @@ func startRoomFleet(t testing.TB) *roomFleet {
 		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"},
 		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
 	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), f.m.option)
+	f.splits(t)
+	return f
+}
+
+// splits waits until a call is split.
+func (f *roomFleet) splits(t testing.TB) {
+	t.Helper()
 	eventually(t, "both connections", func() bool {
 		result, split := f.call(deadline(t), nil), false
 		for {
@@ -86,7 +93,6 @@ func startRoomFleet(t testing.TB) *roomFleet {
 			}
 		}
 	})
-	return f
 }
 
 // call makes a call, and returns where its end comes.

@@ -133,6 +133,13 @@ func startLegFleet(t testing.TB, prefills, decodes int, more ...string) *legFlee
 	}
 	f.cc = dial(t, "legs:///x", grpc.WithResolvers(newDirectory("legs", members(all...))),
 		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, more...)), f.m.option)
+	f.splits(t)
+	return f
+}
+
+// splits waits until each replica has had a leg.
+func (f *legFleet) splits(t testing.TB) {
+	t.Helper()
 	for id := range f.by {
 		eventually(t, "connection to "+id, func() bool {
 			if id[0] == 'd' {
@@ -146,7 +153,6 @@ func startLegFleet(t testing.TB, prefills, decodes int, more ...string) *legFlee
 	for _, r := range f.by {
 		r.requests()
 	}
-	return f
 }
 
 var prompts int

@@ -39,11 +39,16 @@ func (x *legs) two() bool { return x != nil && x.prefill != nil && x.prefill.Dec
 // Divided reports whether replicas have roles, so that requests may be sent in two legs.
 func (f *Fleet) Divided() bool { return f.router.view.Load().prefill != nil }
 
+// paired reports whether the reservation is that of a leg, whatever the Router's own policy prefers.
+func (h *How) paired() bool {
+	return h.From != nil || h.Prefill != nil && h.Assigned != nil && h.Assigned.Prefill != nil
+}
+
 // split makes the legs of a request that may be sent in two.
 func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
 	r, s, x := f.router, q.State(), legsOf(q)
 	p, v := f.policy.Load(), r.view.Load()
-	s.PairOnly = how.PairOnly && v.prefill != nil
+	s.PairOnly = how.PairOnly && v.prefill != nil && !how.paired()
 	if how.Prefill == nil && how.From == nil || v.prefill == nil || p == nil || q.Pin != "" {
 		if how.Prefill != nil {
 			how.Prefill.Decision = policy.Decision{}
