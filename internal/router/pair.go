@@ -58,7 +58,7 @@ func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
 		}
 		return
 	}
-	if x == nil {
+	if x == nil || x.observer != &p.Observer { // or of another Router
 		x = &legs{observer: &p.Observer, request: *q}
 		x.Owner, x.request.Prepared = x, nil
 		*x.request.State() = state.Request{Origin: s.Origin, Legs: &x.Legs}
@@ -97,24 +97,40 @@ func (c choice) leg(x *legs) choice {
 }
 
 // pair decides between serving a request whole, as c has decided or failed with err, and in two legs, where c then has
-// the decode leg. What no replica serves whole waits for room for the legs.
+// the decode leg. What no replica serves whole waits for room for the legs, or takes replicas that are passed over as
+// long as there are others.
 func (c choice) pair(x *legs, err error) error {
-	s, p, only := c.q.State(), c.leg(x), err != nil && err != ErrFull
-	defer func(pairOnly bool) { x.Pairs, s.PairOnly = nil, pairOnly }(s.PairOnly)
+	s, leg, only := c.q.State(), x.request.State(), err != nil && err != ErrFull
+	defer func(pairOnly bool) {
+		x.Pairs, s.PairOnly, s.Resort, leg.Resort = nil, pairOnly, state.NoResort, state.NoResort
+	}(s.PairOnly)
 	s.PairOnly = false
+	for !c.inTwo(x, err) {
+		if !only {
+			return err
+		}
+		if err := c.waitForLegs(x); err == ErrFull || s.Resort == state.Ejected {
+			return err
+		}
+		s.Resort++
+		leg.Resort = s.Resort
+	}
+	return nil
+}
+
+// inTwo decides on two legs, and reports whether there are, and they cost less than what c has decided.
+func (c choice) inTwo(x *legs, err error) bool {
+	p := c.leg(x)
 	if x.Pairs = c.labels(x.pairs[:0]); len(x.Pairs) > 0 && len(p.v.connected) > 0 && p.prefills() == nil {
 		if d := c.decode(x, p.d.Replica); d.Replica != nil && (err != nil || c.splits(p)) {
 			withdrawn(&c.p.Observer, c.q, c.d)
 			*c.d = d
-			return nil
+			return true
 		}
 		withdrawn(&p.p.Observer, p.q, p.d)
 	}
 	*p.d = policy.Decision{}
-	if only {
-		return c.waitForLegs(x)
-	}
-	return err
+	return false
 }
 
 // waitForLegs fills in that a request waits for every full replica that one of its legs may take.
