@@ -324,7 +324,7 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 			err = k.await(at, receive, m)
 		}
 		if err == nil {
-			err = k.call.Attempts.Arrived()
+			err = k.arrived(at)
 		}
 		if err == nil && k.settle(at) {
 			return nil
@@ -348,6 +348,16 @@ func (k *core) await(at attempt, receive func(cs grpc.ClientStream, m any) error
 		}
 		return moved, ever
 	})
+}
+
+// arrived notes that something of an answer has come, unless another attempt has taken the place of this one.
+func (k *core) arrived(at attempt) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.phase != opened || k.at.n != at.n {
+		return nil
+	}
+	return k.call.Attempts.Arrived()
 }
 
 // settle keeps the call on the attempt. It returns false where another one takes its place.

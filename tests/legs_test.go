@@ -111,19 +111,19 @@ func handed(id string) *structpb.Struct {
 
 // A legFleet is a channel to replicas with roles. Replicas that prefill are so much faster that every request is split.
 type legFleet struct {
-	cc *grpc.ClientConn
-	by map[string]*legReplica
-	m  *meter
+	cc      *grpc.ClientConn
+	by      map[string]*legReplica
+	m       *meter
+	members []policy.Attributes
 }
 
 func startLegFleet(t testing.TB, prefills, decodes int, more ...string) *legFleet {
 	t.Helper()
 	f := &legFleet{by: map[string]*legReplica{}, m: newMeter(t)}
-	var all []policy.Attributes
 	add := func(id, role string, weight float64) {
 		r := startLegReplica(t, id)
 		f.by[id] = r
-		all = append(all, policy.Attributes{ID: id, Address: r.addr, Role: role, Weight: weight})
+		f.members = append(f.members, policy.Attributes{ID: id, Address: r.addr, Role: role, Weight: weight})
 	}
 	for i := range prefills {
 		add(fmt.Sprint("p", i), policy.RolePrefill, 100)
@@ -131,10 +131,16 @@ func startLegFleet(t testing.TB, prefills, decodes int, more ...string) *legFlee
 	for i := range decodes {
 		add(fmt.Sprint("d", i), policy.RoleDecode, 1)
 	}
-	f.cc = dial(t, "legs:///x", grpc.WithResolvers(newDirectory("legs", members(all...))),
-		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, more...)), f.m.option)
-	f.splits(t)
+	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, more...)))
 	return f
+}
+
+// dial has the fleet use another channel.
+func (f *legFleet) dial(t testing.TB, opts ...grpc.DialOption) {
+	t.Helper()
+	d := newDirectory("legs", members(f.members...))
+	f.cc = dial(t, "legs:///x", append(opts, grpc.WithResolvers(d), f.m.option)...)
+	f.splits(t)
 }
 
 // splits waits until each replica has had a leg.

@@ -103,7 +103,7 @@ func (a *Attempts) again(err error) error {
 	case why == full:
 		a.next()
 		return nil
-	case why != late && a.retriedElsewhere():
+	case why != late && a.retriedElsewhere() && !(why == unsent && c.legs != nil): // no other can repeat a leg
 		return err
 	case why == refused:
 		a.refused++

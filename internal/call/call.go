@@ -196,7 +196,7 @@ func (c *Call) Claim(
 		c = c.extra(route)
 		c.mu.Lock()
 		defer c.mu.Unlock()
-	} else if route != c.route {
+	} else if route != c.route && !c.leg { // a prefill leg has the place that it was reserved with the other leg
 		c.reroute(route)
 	}
 	brought := c.reserved.brought.Swap(false)

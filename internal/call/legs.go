@@ -198,7 +198,7 @@ func (a *Attempts) Decode(stream bool) (ctx context.Context, cancel context.Canc
 	if !l.kv.Sequential() {
 		l.cancel = cancel
 	}
-	if l.err != nil {
+	if l.err != nil || c.Err() != nil { // one that drains would begin all the same
 		cancel()
 	}
 	return ctx, cancel, drains

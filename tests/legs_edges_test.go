@@ -1,0 +1,195 @@
+package tests
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/client"
+	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+)
+
+// opening has a function of the application open each stream: of a call, and of a prefill leg.
+func opening(f func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error)) grpc.DialOption {
+	return grpc.WithChainStreamInterceptor(func(
+		ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
+	) (grpc.ClientStream, error) {
+		return f(ctx, func(ctx context.Context) (grpc.ClientStream, error) { return open(ctx, desc, cc, method, opts...) })
+	})
+}
+
+// notified has a function of the application called behind each message that a stream receives.
+type notified struct {
+	grpc.ClientStream
+	then func()
+}
+
+func (r notified) RecvMsg(m any) error {
+	err := r.ClientStream.RecvMsg(m)
+	if err == nil {
+		r.then()
+	}
+	return err
+}
+
+// An interceptor inside may change the route of an attempt. The prefill leg stays where it is reserved.
+func TestLegsOfAnotherRoute(t *testing.T) {
+	f := startLegFleet(t, 2, 2)
+	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			return open(client.WithExclude(ctx, "nowhere"))
+		}))
+	q := request()
+	last, d, err := f.call(t, deadline(t), q)
+	require.NoError(t, err)
+	requireLegs(t, f, q, last, d)
+	f.idle(t)
+}
+
+// A retryPolicy cannot repeat a leg for which a replica was reserved; the call goes on with another pair.
+func TestLegsWithRetryPolicy(t *testing.T) {
+	f := startLegFleet(t, 2, 2)
+	f.dial(t, grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"prefix_cache_affinity":{}}}}],
+		"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":4,"initialBackoff":"0.001s","maxBackoff":"0.001s",
+		"backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`))
+	var failed atomic.Bool
+	for id, r := range f.by {
+		r.instead(func(_ context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
+			if id[0] == 'p' && failed.CompareAndSwap(false, true) {
+				return nil, status.Error(codes.Unavailable, "down")
+			}
+			return r.usual(q), nil
+		})
+	}
+	_, d, err := f.call(t, deadline(t), request())
+	require.NoError(t, err)
+	require.NotEmpty(t, d.Prefill)
+	f.idle(t)
+}
+
+// nixlReplica answers each leg at once.
+type nixlReplica struct {
+	enginepb.UnimplementedVllmEngineServer
+	legs atomic.Int64
+}
+
+func (r *nixlReplica) Generate(_ *enginepb.GenerateRequest, s grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
+	r.legs.Add(1)
+	return s.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: &enginepb.GenerateComplete{
+		KvTransferParamsJson: proto.String("{}"),
+	}}})
+}
+
+// A call that ends when its prefill leg has answered begins no decode leg, also where one would not be cut off.
+func TestLegsCancelBetween(t *testing.T) {
+	var p, d nixlReplica
+	prefills, _ := serveLegs(t, func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, &p) })
+	decodes, _ := serveLegs(t, func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, &d) })
+	m := newMeter(t)
+	var cancel atomic.Pointer[context.CancelFunc]
+	cc := dial(t, "between:///x", grpc.WithResolvers(newDirectory("between", members(
+		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100},
+		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
+	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), m.option, opening(
+		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			s, err := open(ctx)
+			return notified{s, func() {
+				if f := cancel.Load(); f != nil {
+					(*f)()
+				}
+			}}, err
+		}))
+	send := func(ctx context.Context) error {
+		s, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, &enginepb.GenerateRequest{
+			RequestId: "r", Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: request().GetTokenIds().Ids}},
+		})
+		if err == nil {
+			_, err = s.Recv()
+		}
+		return err
+	}
+	eventually(t, "a split call", func() bool { return send(deadline(t)) == nil && p.legs.Load() > 0 })
+	idle := func() {
+		eventually(t, "an end of all reservations", func() bool { return m.ongoing(t) == 0 })
+	}
+	idle()
+	before := d.legs.Load()
+	ctx, end := context.WithCancel(deadline(t))
+	cancel.Store(&end)
+	require.Equal(t, codes.Canceled, status.Code(send(ctx)))
+	idle()
+	require.Equal(t, before, d.legs.Load())
+}
+
+// held holds the header of a stream back.
+type held struct {
+	grpc.ClientStream
+	until <-chan struct{}
+}
+
+func (h held) Header() (metadata.MD, error) {
+	md, err := h.ClientStream.Header()
+	<-h.until
+	return md, err
+}
+
+// A header of an attempt that has failed meanwhile is none of the attempt that has taken its place: what the prefill
+// leg has answered is of use until a decode leg has its first message.
+func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
+	f := startLegFleet(t, 1, 3)
+	var opened atomic.Int64
+	third := make(chan struct{})
+	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			s, err := open(ctx)
+			switch opened.Add(1) {
+			case 2: // of the first decode leg
+				return held{s, third}, err
+			case 3:
+				close(third)
+			}
+			return s, err
+		}))
+	var fails atomic.Int64
+	for id, r := range f.by {
+		r.instead(func(ctx context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
+			left := int64(-1)
+			if id[0] == 'd' {
+				left = fails.Add(-1)
+			}
+			switch left {
+			case 1:
+				_ = grpc.SendHeader(ctx, metadata.Pairs("a", "b"))
+				fallthrough
+			case 0:
+				return nil, status.Error(codes.Unavailable, "down")
+			}
+			return r.usual(q), nil
+		})
+	}
+	for range 20 {
+		f.by["p0"].requests()
+		third = make(chan struct{})
+		fails.Store(2)
+		opened.Store(0)
+		s, err := vllmpb.NewInferenceClient(f.cc).GenerateStream(deadline(t), request())
+		require.NoError(t, err)
+		var both sync.WaitGroup
+		both.Go(func() { _, _ = s.Header() })
+		both.Go(func() { _, err = s.Recv() })
+		both.Wait()
+		require.NoError(t, err)
+		require.Equal(t, 1, len(f.by["p0"].requests())) // not Len: it prints them
+	}
+	f.idle(t)
+}
