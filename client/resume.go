@@ -57,7 +57,8 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 		}
 		return broken != nil
 	}
-	if k.call.Context.Err() != nil {
+	if k.call.Context.Err() != nil { // perhaps while a replica was being reserved
+		k.call.End()
 		*err = k.ended()
 	}
 	return true

@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
@@ -164,4 +166,48 @@ func TestUnaryIsNotResumed(t *testing.T) {
 	require.True(t, checkOutput("a", answer.GetOutputs().GetTokenIds(), outputOf))
 	require.Zero(t, d.Resumed)
 	require.Equal(t, 1, d.Attempts)
+}
+
+// preparing is called in each Prepare of the policy preparing_of_tests.
+var preparing atomic.Pointer[func(*policy.Request)]
+
+func init() {
+	policy.Register("preparing_of_tests", func(struct{}) (policy.Policy, error) {
+		return policy.Policy{
+			Prepare: func(_ context.Context, q *policy.Request, _ policy.View) error {
+				if f := preparing.Load(); f != nil {
+					(*f)(q)
+				}
+				return nil
+			},
+			Choose: func(q *policy.Request, v policy.View) policy.Decision {
+				return policy.To(v.LeastLoaded(q), policy.ReasonLeastLoaded)
+			},
+		}, nil
+	})
+}
+
+// A call that ends while a replica is reserved for the rest of its stream leaves no reservation behind.
+func TestResumeOfACallThatEnds(t *testing.T) {
+	all, target := breakings(t, 2, dying(codes.Unavailable, 3))
+	m := newMeter(t)
+	cc := dial(t, target, client.WithConfig(strings.Replace(resuming, "round_robin", "preparing_of_tests", 1)), m.option)
+	reached(t, cc, all)
+	ctx, cancel := context.WithCancel(toDie(t))
+	finished := make(chan struct{})
+	ends := func(q *policy.Request) {
+		if q.Attempt() > 1 {
+			cancel()
+			<-finished
+		}
+	}
+	preparing.Store(&ends)
+	defer preparing.Store(nil)
+	s, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, engineStream("a", outputOf),
+		grpc.OnFinish(func(error) { close(finished) }))
+	for err == nil {
+		_, err = s.Recv()
+	}
+	require.Equal(t, codes.Canceled, status.Code(err))
+	eventually(t, "an end of all reservations", func() bool { return m.ongoing(t) == 0 })
 }
