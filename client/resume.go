@@ -7,23 +7,6 @@ import (
 	"google.golang.org/grpc/metadata"
 )
 
-// keep keeps the request of a stream that may go on elsewhere.
-func (k *core) keep() {
-	if k.resume == nil {
-		r := k.call.Keep(k.msg)
-		k.mu.Lock()
-		k.resume = r
-		k.mu.Unlock()
-	}
-}
-
-// forget drops it.
-func (k *core) forget() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.resume.Forget()
-}
-
 // elsewhere has a stream that ended with err go on at another replica, with m as its next message. It returns true
 // where the stream ends, with the error of the call in err. RecvMsg alone calls it.
 func (k *core) elsewhere(m any, err *error) (ends bool) {
@@ -49,8 +32,7 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 			continue
 		}
 		k.mu.Lock()
-		k.at.n++
-		k.at.cs = &continued{ClientStream: cs, header: header}
+		k.at = attempt{n: k.at.n + 1, cs: &continued{ClientStream: cs, header: header}}
 		k.mu.Unlock()
 		if *err = broken; broken == nil {
 			k.usage = k.call.FirstMessage()

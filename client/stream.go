@@ -6,7 +6,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -64,7 +63,7 @@ type core struct {
 	// answered is set from the first response message on; usage is whether messages may carry token counts. RecvMsg alone
 	// uses both.
 	answered, usage bool
-	resume          *call.Resume // nil = the stream does not go on elsewhere; set with mu held before the first message
+	resume          *call.Resume // nil = the stream does not go on elsewhere; set before the first message
 
 	// mu guards the fields below. Nothing waits under it.
 	mu      sync.Mutex
@@ -91,7 +90,7 @@ const (
 type attempt struct {
 	n      int // 1 for the first
 	cs     grpc.ClientStream
-	limit  time.Duration // of the wait for its first message; 0 = none
+	way    call.Way
 	cancel context.CancelFunc
 	// drained is the first message of an attempt that is not to be cancelled before; nil = it may be.
 	drained *drained
@@ -224,15 +223,13 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 func (k *core) attempt(failure error) (at attempt, err error) {
 	at = k.at
 	tries := &k.call.Attempts
-	err = tries.Run(failure, func() error {
-		ctx := context.Context(&k.call)
-		at = attempt{n: at.n + 1, limit: tries.Limit()}
-		if at.limit > 0 {
+	err = tries.Run(failure, func(way call.Way) (err error) {
+		ctx, drains := context.Context(&k.call), false
+		at = attempt{n: at.n + 1, way: way}
+		switch {
+		case way.Limit > 0:
 			ctx, at.cancel = context.WithCancel(ctx)
-		}
-		var err error
-		drains := false
-		if tries.Split() {
+		case way.Split:
 			if err = tries.Prefill(k, k.options.Attempts); err != nil {
 				return err
 			}
@@ -240,7 +237,9 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 		}
 		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.options.Attempts...)
 		if err == nil && k.has {
-			k.keep()
+			if k.resume = k.call.Resume; k.resume != nil {
+				k.resume.Keep(k.msg)
+			}
 			err = at.cs.SendMsg(k.msg)
 		}
 		if err == io.EOF { // the status of a stream that broke meanwhile is RecvMsg's to return
@@ -280,7 +279,6 @@ func (k *core) leave(at attempt, err error) {
 	}
 	if k.call.Context.Err() != nil { // it may have ended meanwhile
 		k.call.End()
-		k.forget()
 	}
 	if closes {
 		_ = at.cs.CloseSend() // its error is RecvMsg's to return
@@ -318,12 +316,12 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 		switch {
 		case at.drained != nil:
 			err = at.drained.await(k, receive, m)
-		case at.limit == 0:
+		case at.way.Limit == 0:
 			err = receive(at.cs, m)
 		default:
 			err = k.await(at, receive, m)
 		}
-		if err == nil {
+		if err == nil && at.way.Split {
 			err = k.arrived(at)
 		}
 		if err == nil && k.settle(at) {
@@ -339,7 +337,7 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 // call, it cancels the attempt, claims it, and returns call.ErrLate.
 func (k *core) await(at attempt, receive func(cs grpc.ClientStream, m any) error, m any) error {
 	tries, first := &k.call.Attempts, func() error { return receive(at.cs, m) }
-	return tries.Await(at.limit, at.cancel, first, func() (moved, ever bool) {
+	return tries.Await(at.way.Limit, at.cancel, first, func() (moved, ever bool) {
 		if !k.claim(at) {
 			return false, false
 		}
@@ -407,7 +405,6 @@ func (k *core) ended() error { return status.FromContextError(k.call.Err()).Err(
 func (k *core) end(err error) {
 	k.once.Do(func() {
 		k.call.End()
-		k.forget()
 		if err == io.EOF {
 			err = nil
 		}

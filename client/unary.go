@@ -23,8 +23,8 @@ func (c *channels) unary(
 	tries := &rpc.Attempts
 	options := call.OptionsOf(opts)
 	all := tries.Sends(req, &options)
-	err := tries.Run(nil, func() error {
-		if tries.Split() {
+	err := tries.Run(nil, func(way call.Way) error {
+		if way.Split {
 			if err := tries.Prefill(sender{invoke, cc, method}, all); err != nil {
 				return err
 			}
@@ -32,14 +32,13 @@ func (c *channels) unary(
 			defer cancel()
 			return invoke(decode, method, req, reply, cc, all...)
 		}
-		limit := tries.Limit()
-		if limit == 0 {
+		if way.Limit == 0 {
 			return invoke(rpc, method, req, reply, cc, all...)
 		}
 		attempt, cancel := context.WithCancel(rpc)
 		defer cancel()
 		answered := false
-		err := tries.Await(limit, cancel, func() error {
+		err := tries.Await(way.Limit, cancel, func() error {
 			err := invoke(attempt, method, req, reply, cc, all...)
 			answered = err == nil
 			return err

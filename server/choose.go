@@ -200,21 +200,22 @@ func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x 
 	for {
 		h := k.hosted.Load()
 		how := router.How{
-			NoWait: r.GetWaitMs() == 0, Query: r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY, PairOnly: r.GetPairOnly(),
+			NoWait: r.GetWaitMs() == 0, Query: r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY,
+			Legs: &router.Legs{Only: r.GetPairOnly()},
 		}
 		if id := r.GetPrefilledBy(); id != "" {
-			if how.From = h.router.View().ByID(id); how.From == nil {
+			if how.Legs.From = h.router.View().ByID(id); how.Legs.From == nil {
 				return h, router.ErrNoSuchReplica
 			}
 		} else if r.GetPair() {
-			how.Prefill = new(router.Reservation)
+			how.Legs.Prefill = new(router.Reservation)
 		}
 		err := h.router.Reserve(k.withStore(ctx, h.router), &x.q, &x.reservation, how)
 		if errors.Is(err, router.ErrClosed) && k.hosted.Load() != h {
 			continue
 		}
-		if how.Prefill != nil && how.Prefill.Decision.Replica != nil {
-			x.prefill = how.Prefill
+		if leg := how.Legs.Prefill; leg != nil && leg.Decision.Replica != nil {
+			x.prefill = leg
 		}
 		return h, err
 	}

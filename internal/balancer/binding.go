@@ -69,7 +69,7 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	}
 	r.Fleet.Set(b.endpoints.members)
 	b.endpoints.connect(r)
-	next.Router, next.Uses = r, r.Uses()
+	next.Router, next.Uses, next.Resumes = r, r.Uses(), next.Dialects.Resumes()
 	for i := range b.endpoints.members {
 		if m := &b.endpoints.members[i]; len(m.Models)+len(m.Adapters) > 0 {
 			next.Uses |= requestkey.WantModel

@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -23,7 +22,6 @@ import (
 // call uses it.
 type Attempts struct {
 	call *Call
-	conn *grpc.ClientConn
 
 	failed   uint8 // attempts that count towards max_attempts: all that failed but those that were refused
 	sent     uint8 // of those, the ones that a replica may have begun to serve
@@ -57,9 +55,16 @@ func (e *callError) Error() string              { return e.status.Err().Error() 
 func (e *callError) GRPCStatus() *status.Status { return e.status }
 func (e *callError) Unwrap() []error            { return e.causes }
 
+// A Way is how an attempt is sent.
+type Way struct {
+	Split bool // in two legs
+	// Limit is how long the call waits for the first message, until another replica gets it; 0 = it stays.
+	Limit time.Duration
+}
+
 // Run makes attempts with send until one succeeds. Where one has been made and failed, failed is its error, else nil.
 // An error is that of the call.
-func (a *Attempts) Run(failed error, send func() error) error {
+func (a *Attempts) Run(failed error, send func(Way) error) error {
 	for err := failed; ; {
 		if err != nil {
 			if err = a.again(err); err != nil {
@@ -71,7 +76,7 @@ func (a *Attempts) Run(failed error, send func() error) error {
 		if err = a.call.reserve(wait); err != nil {
 			return err
 		}
-		if err = send(); err == nil {
+		if err = send(a.way()); err == nil {
 			return nil
 		}
 	}
@@ -227,18 +232,21 @@ func (a *Attempts) canMove() bool {
 func (a *Attempts) retriedElsewhere() bool {
 	a.call.mu.Lock()
 	defer a.call.mu.Unlock()
-	return a.call.inside || a.conn.GetMethodConfig(a.call.key.request.Method).RetryPolicy != nil
+	cc := a.call.handle.conn.Value()
+	return a.call.inside || cc != nil && cc.GetMethodConfig(a.call.key.request.Method).RetryPolicy != nil
 }
 
-// Limit is how long the call waits for the first message of the attempt that it has reserved, until another replica
-// gets it; 0 = it is not given to another.
-func (a *Attempts) Limit() time.Duration {
+// way is how the attempt is sent that the call has reserved.
+func (a *Attempts) way() Way {
 	c := a.call
-	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
-	if limit > 0 && (a.sent > 0 || c.legs != nil || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere()) {
-		limit = 0
+	if c.legs != nil {
+		return Way{Split: true}
 	}
-	return limit
+	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
+	if limit <= 0 || a.sent > 0 || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere() {
+		return Way{}
+	}
+	return Way{Limit: limit}
 }
 
 // Await runs receive for an attempt with a limit. Each time that it passes it calls move, as a rule [Attempts.Move].

@@ -44,6 +44,8 @@ type Call struct {
 	context.Context // ends with the application's, and at the timeout of the service config; that of a stream with it
 	// Attempts is the retry loop; the goroutine of the call uses it.
 	Attempts Attempts
+	// Resume is for a stream that may go on at another replica; nil = it is none. Set while gRPC opens an attempt.
+	Resume *Resume
 
 	handle *Handle
 	cancel context.CancelFunc // of Context; nil where that is the application's own
@@ -85,7 +87,7 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	} else if answer != state.AnswerWhole {
 		c.Context, c.cancel = context.WithCancel(ctx)
 	}
-	c.Attempts.call, c.Attempts.conn = c, cc
+	c.Attempts.call = c
 	c.key.request.Method, c.key.request.Answer = method, answer
 	c.key.request.State().Origin = c
 	c.outcome.result.Usage = policy.NoUsage
@@ -273,14 +275,18 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 			return errUnasked
 		}
 	}
-	how := router.How{NoWait: true, PairOnly: b.pairOnly(&c.key.request)}
+	how := router.How{NoWait: true}
 	if c.legs != nil {
-		if how.From = c.legs.from(); c.leg || how.From == nil {
+		from := c.legs.from()
+		if c.leg || from == nil {
 			return errLegs
 		}
+		how.Legs = &router.Legs{From: from}
+	} else if b.Router.Fleet.Divided() {
+		how.Legs = b.legs(&c.key.request)
 	}
 	if err := b.Router.Reserve(ctx, &c.key.request, &c.reserved.held, how); err != nil {
-		if how.From != nil {
+		if c.legs != nil {
 			return errLegs
 		}
 		if err == router.ErrFull {
@@ -308,6 +314,9 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 		app = nil // it cannot be distinguished from the attempt's
 	}
 	b.Telemetry.Decided(ctx, app, b.Policy, q, d)
+	if b.Resumes && q.Answer == state.AnswerMessage && c.Resume == nil {
+		c.Resume = &Resume{call: c}
+	}
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && !keyless(q.Method) {
 		b.NoKey(b, q.Method)
 	}

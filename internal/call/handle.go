@@ -32,6 +32,7 @@ type Binding struct {
 	Dialects    *requestkey.Table
 	Telemetry   *telemetry.Recorder
 	Ranks       bool                    // replicas have several data-parallel ranks
+	Resumes     bool                    // streams of some methods go on at another replica
 	SessionKeys *requestkey.SessionKeys // nil = none
 	PriorityKey string                  // metadata key of the priority, in lower case
 	NeedsPrompt bool                    // calls without a prompt are refused

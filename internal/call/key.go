@@ -296,12 +296,6 @@ func (c *Call) patch(m any) (patch []byte) {
 	return patch
 }
 
-// patches reports whether attempts of a request may append something to its message.
-func (b *Binding) patches(ctx context.Context, q *policy.Request) bool {
-	return b == noBinding || b.Ranks && b.dialect(q).TakesRank() || b.splits(q) ||
-		b.dialect(q).TakesPriority() && len(metadata.ValueFromOutgoingContext(ctx, b.PriorityKey)) > 0
-}
-
 // keep encodes the message, which is then encoded only once.
 func (r *requestCodec) keep() error {
 	r.once = true
@@ -344,7 +338,10 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 		once = true
 	}
 	// A patch is appended when gRPC encodes the message, since only then the replica is certain.
-	if !once && !c.handle.bound.Load().patches(c.Context, &c.key.request) {
+	b := c.handle.bound.Load()
+	patched := b == noBinding || b.Ranks || b.Router.Fleet.Divided() ||
+		len(metadata.ValueFromOutgoingContext(c.Context, b.PriorityKey)) > 0
+	if !once && !patched {
 		return o.Attempts
 	}
 	a.codec = &requestCodec{CodecV2: o.codec, call: c, msg: msg, once: once}

@@ -53,12 +53,9 @@ type legs struct {
 // errLegs is the error of a leg that would be sent without the other, or to a replica that the other does not name.
 var errLegs = errors.New("the replica that was reserved for a leg of the request is gone")
 
-// newLegs returns memory for the legs of an attempt, nil where the call is not split: as a rule.
+// newLegs returns memory for the legs of an attempt, nil where its message is not split.
 func (c *Call) newLegs(b *Binding) *legs {
 	q := &c.key.request
-	if !b.splits(q) {
-		return nil
-	}
 	c.mu.Lock()
 	codec := c.Attempts.codec
 	c.mu.Unlock()
@@ -73,14 +70,13 @@ func (c *Call) newLegs(b *Binding) *legs {
 	return l
 }
 
-// splits reports whether the request of a method may be sent in two legs.
-func (b *Binding) splits(q *policy.Request) bool {
-	return b.Router != nil && b.Router.Fleet.Divided() && b.dialect(q).Legs() != nil && q.Answer != state.AnswerUnseen
-}
-
-// pairOnly reports whether replicas that have a role refuse a request that is not split.
-func (b *Binding) pairOnly(q *policy.Request) bool {
-	return b.splits(q) && b.dialect(q).Legs().PairOnly()
+// legs is how a request is reserved whose method is sent in two legs; nil for others.
+func (b *Binding) legs(q *policy.Request) *router.Legs {
+	kv := b.dialect(q).Legs()
+	if kv == nil || q.Answer == state.AnswerUnseen {
+		return nil
+	}
+	return &router.Legs{Only: kv.PairOnly()}
 }
 
 // held notes that both legs are reserved. It returns false where the request is served whole.
@@ -116,10 +112,10 @@ func (l *legs) from() *policy.Replica {
 
 // inLegs has reserve reserve a replica for an attempt, or two for its legs. Where the prompt is prefilled already, it
 // is one that decodes it.
-func (r *reservation) inLegs(c *Call, b *Binding, reserve func(context.Context, router.How) error) error {
+func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) error) error {
 	if from := c.legs.from(); from != nil {
 		ctx, cancel := context.WithTimeout(c, lease)
-		err := reserve(ctx, router.How{From: from})
+		err := reserve(ctx, &router.Legs{From: from})
 		cancel()
 		if err == nil || c.Err() != nil {
 			return err
@@ -128,7 +124,11 @@ func (r *reservation) inLegs(c *Call, b *Binding, reserve func(context.Context, 
 	if c.legs != nil {
 		c.legs.end()
 	}
-	l, how := c.newLegs(b), router.How{PairOnly: b.pairOnly(&c.key.request)}
+	var l *legs
+	how := b.legs(&c.key.request)
+	if how != nil {
+		l = c.newLegs(b)
+	}
 	if l != nil {
 		how.Prefill = &l.prefill.reserved.held
 	}
@@ -148,9 +148,6 @@ func (r *reservation) inLegs(c *Call, b *Binding, reserve func(context.Context, 
 type Sender interface {
 	Send(ctx context.Context, msg any, opts []grpc.CallOption, each func(response []byte)) error
 }
-
-// Split reports whether the attempt that is reserved has two legs.
-func (a *Attempts) Split() bool { return a.call.legs != nil }
 
 // Prefill sends the prefill leg of an attempt, unless that is done. It returns when the decode leg is to be sent, in
 // the context of [Attempts.Decode], or with the error of the attempt.
@@ -264,7 +261,9 @@ func (l *legs) read(response []byte) {
 func (l *legs) ended(err error) {
 	left := l.prefill.Context.Err() != nil // the call has ended: the decode leg ends by itself, or is drained
 	l.prefill.End()
-	l.server.Prefilled()
+	if l.server != nil {
+		l.server.Prefilled()
+	}
 	rooms.free(l.transfer.Room)
 	l.mu.Lock()
 	failed := err != nil && l.until.IsZero() && !l.over
@@ -302,14 +301,9 @@ func (l *legs) patch(patch []byte, prefill bool) []byte {
 	return l.kv.PatchDecode(patch, &l.transfer)
 }
 
-// Arrived is called when an attempt has its first response. It returns an error where the prefill leg has failed just
-// before, and the attempt with it: the response does not count.
-func (a *Attempts) Arrived() error {
-	if l := a.call.legs; l != nil {
-		return l.transferred()
-	}
-	return nil
-}
+// Arrived is called when an attempt in two legs has its first response. It returns an error where the prefill leg has
+// failed just before, and the attempt with it: the response does not count.
+func (a *Attempts) Arrived() error { return a.call.legs.transferred() }
 
 // transferred notes that the decode leg has its first message, unless the prefill leg has failed before.
 func (l *legs) transferred() error {

@@ -107,7 +107,9 @@ func (c *Call) FirstMessage() (usage bool) {
 		_ = c.legs.transferred() // of a call that is not a stream; a stream has asked
 	}
 	if !c.shared {
-		c.reserved.server.Prefilled()
+		if server := c.reserved.server; server != nil {
+			server.Prefilled()
+		}
 		o := &c.outcome
 		o.result.FirstMessage = c.reserved.held.Answered()
 		if o.result.FirstMessage == 0 && o.began > 0 {
@@ -147,6 +149,9 @@ func (c *Call) finish() *legs {
 	c.ended = true
 	c.reserved.drop(&c.key.request)
 	c.complete()
+	if c.Resume != nil {
+		c.Resume.forget()
+	}
 	return c.legs
 }
 
@@ -164,8 +169,10 @@ func (c *Call) complete() {
 		usage = c.legs.sum(usage)
 		c.outcome.result.Usage.CachedTokens = -1 // those that came from the prefill leg
 	}
-	c.reserved.server.Released(&c.outcome.result)
-	c.reserved.server = nil
+	if server := c.reserved.server; server != nil {
+		server.Released(&c.outcome.result)
+		c.reserved.server = nil
+	}
 	b.Router.Complete(&c.key.request, *d, c.outcome.result)
 	if c.outcome.result.Fault != state.NoFault {
 		telemetry.Ejected(trace.SpanFromContext(c.Context), b.Router, d.Replica)

@@ -49,10 +49,15 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 			b.Probe(c, q)
 			probed = time.Since(asks)
 		}
-		switch err := r.inLegs(c, b, func(ctx context.Context, how router.How) error {
-			how.Backoff = backoff
-			return b.Router.Reserve(ctx, q, &r.held, how)
-		}); err {
+		reserve, err := func(ctx context.Context, legs *router.Legs) error {
+			return b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff, Legs: legs})
+		}, error(nil)
+		if c.legs == nil && !b.Router.Fleet.Divided() {
+			err = reserve(c, nil)
+		} else {
+			err = c.inLegs(b, reserve)
+		}
+		switch err {
 		case nil:
 		case router.ErrNotConnected, router.ErrClosed:
 			return nil
@@ -81,8 +86,10 @@ func (r *reservation) drop(q *policy.Request) {
 // giveBack releases a reservation that was not sent, and the server's.
 func (r *reservation) giveBack(q *policy.Request) {
 	r.held.Withdraw(q)
-	r.server.Released(nil)
-	r.server = nil
+	if r.server != nil {
+		r.server.Released(nil)
+		r.server = nil
+	}
 }
 
 // Central is mode central of a channel: its look-aside server is asked where each call goes. Read only.
@@ -159,21 +166,24 @@ func (r *reservation) ask(c *Call, b *Binding, m *Central, q *policy.Request) (m
 
 // askOnce reserves what the server answers. The replica is the one that it named, also where that cannot be reserved.
 func (r *reservation) askOnce(c *Call, b *Binding, m *Central, q *policy.Request) (named string, err error) {
-	err = r.inLegs(c, b, func(ctx context.Context, how router.How) error {
-		legs := lookaside.Legs{Pair: how.Prefill != nil, Only: how.PairOnly}
-		if how.From != nil {
-			legs.From = how.From.ID
+	err = c.inLegs(b, func(ctx context.Context, legs *router.Legs) error {
+		var asks lookaside.Legs
+		if legs != nil {
+			asks.Pair, asks.Only = legs.Prefill != nil, legs.Only
 		}
-		a, err := m.Desk.Ask(ctx, m.Deadline, m.Closed, q, b.Router.PromptHashes(q), legs)
+		if legs != nil && legs.From != nil {
+			asks.From = legs.From.ID
+		}
+		a, err := m.Desk.Ask(ctx, m.Deadline, m.Closed, q, b.Router.PromptHashes(q), asks)
 		if err != nil {
 			return err
 		}
 		named = a.Replica
-		how.Assigned = &router.Assigned{Replica: a.Replica, Decision: a.Decision}
+		how := router.How{Legs: legs, Assigned: &router.Assigned{Replica: a.Replica, Decision: a.Decision}}
 		if a.Prefill != "" {
 			how.Assigned.Prefill = &router.Assigned{Replica: a.Prefill, Decision: a.PrefillDecision}
 		}
-		if err := b.Router.Reserve(ctx, q, &r.held, how); err != nil {
+		if err = b.Router.Reserve(ctx, q, &r.held, how); err != nil {
 			a.Reservation.Released(nil)
 			return err
 		}
@@ -218,7 +228,7 @@ func Explain(err error, q *policy.Request, v policy.View) error {
 			causes["excluded by the call"]++
 		case r.Draining:
 			causes["draining"]++
-		case r.Role == policy.RolePrefill, r.Role != "" && q.State().PairOnly:
+		case r.Role == policy.RolePrefill, r.Role != "" && q.State().Legs != nil && q.State().Legs.Only:
 			causes["for requests in two legs only"]++
 		default:
 			causes[fmt.Sprintf("without the model %q", q.Model)]++

@@ -13,7 +13,7 @@ import (
 )
 
 // A Resume is what a stream needs to go on at another replica when its own dies after the first message: the request,
-// and the output so far, which is put behind its prompt. The goroutine of RecvMsg uses it; any may Forget.
+// and the output so far, which is put behind its prompt. The goroutine of RecvMsg uses it; any may end the call.
 type Resume struct {
 	call   *Call
 	output atomic.Pointer[requestkey.Output] // nil = the stream does not go on elsewhere
@@ -28,29 +28,26 @@ const (
 	maxResumes = 2
 )
 
-// Keep keeps the request message of a stream that may go on elsewhere, before it is sent. It returns nil for others.
-func (c *Call) Keep(msg any) *Resume {
-	h := c.handle
-	b := h.bound.Load()
-	if !b.Dialects.Resumes() || c.key.request.Answer != state.AnswerMessage {
-		return nil
+// Keep keeps the request message before it is sent, if the stream can go on elsewhere.
+func (r *Resume) Keep(msg any) {
+	h := r.call.handle
+	if r.output.Load() != nil { // of an earlier attempt
+		return
 	}
-	output, size := b.dialect(&c.key.request).Output(msg, maxKept, &h.ends)
+	output, size := h.bound.Load().dialect(&r.call.key.request).Output(msg, maxKept, &h.ends)
 	if output == nil {
-		return nil
+		return
 	}
-	r := &Resume{call: c, size: int64(size)}
-	r.output.Store(output)
-	if h.resumable.Add(r.size) > maxKeptAll {
-		r.Forget()
-		return nil
+	r.size = int64(size)
+	over := h.resumable.Add(r.size) > maxKeptAll
+	if r.output.Store(output); over {
+		r.forget()
 	}
-	return r
 }
 
-// Forget drops what is kept.
-func (r *Resume) Forget() {
-	if r != nil && r.output.Swap(nil) != nil {
+// forget drops what is kept.
+func (r *Resume) forget() {
+	if r.output.Swap(nil) != nil {
 		r.call.handle.resumable.Add(-r.size)
 	}
 }
@@ -63,7 +60,7 @@ func (r *Resume) Received(msg any) (deliver bool) {
 	}
 	deliver, useless := o.Read(msg)
 	if useless {
-		r.Forget()
+		r.forget()
 	}
 	return deliver
 }

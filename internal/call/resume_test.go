@@ -10,7 +10,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/requestkey"
-	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // Requests are kept up to a bound of a call and one of the channel, and what ends gives its bytes back, once.
@@ -26,28 +25,28 @@ func TestKeepIsBounded(t *testing.T) {
 			SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(60_000)},
 		}
 	}
-	keep := func(n int, answer state.Answer) *Resume {
-		c := &Call{handle: h}
-		c.Attempts.call = c
-		c.key.request.Method, c.key.request.Answer = method, answer
-		return c.Keep(request(n))
+	keep := func(n int) *Resume {
+		r := &Resume{call: &Call{handle: h}}
+		r.call.Attempts.call = r.call
+		r.call.key.request.Method = method
+		r.Keep(request(n))
+		return r
 	}
-	require.Nil(t, keep(maxKept, state.AnswerMessage), "larger than one may be")
-	require.Nil(t, keep(10, state.AnswerWhole))
-	require.Nil(t, keep(10, state.AnswerUnseen))
+	kept := func(r *Resume) bool { return r.output.Load() != nil }
+	require.False(t, kept(keep(maxKept)), "larger than one may be")
 	var all []*Resume
-	for r := keep(10, state.AnswerMessage); r != nil; r = keep(10, state.AnswerMessage) {
+	for r := keep(10); kept(r); r = keep(10) {
 		all = append(all, r)
 		require.LessOrEqual(t, h.resumable.Load(), int64(maxKeptAll))
 	}
 	require.Greater(t, h.resumable.Load(), int64(maxKeptAll-1<<20))
 	for _, r := range all {
 		require.True(t, r.Received(&enginepb.GenerateResponse{}))
-		r.Forget()
-		r.Forget()
+		r.forget()
+		r.forget()
 		require.True(t, r.Received(&enginepb.GenerateResponse{}))
 		require.Nil(t, r.Next(nil))
 	}
 	require.Zero(t, h.resumable.Load())
-	require.NotNil(t, keep(10, state.AnswerMessage))
+	require.True(t, kept(keep(10)))
 }

@@ -16,8 +16,7 @@ const (
 	batchFor = 5 * time.Millisecond
 )
 
-// A Reservation is the load of one attempt of a call at a server. Safe for use by many goroutines; nil is one that was
-// never made.
+// A Reservation is the load of one attempt of a call at a server. Safe for use by many goroutines.
 //
 // It counts at the server, so the reports of the own load leave it out. Where the server could not be reached until its
 // lease ended, it is own load from then on.
@@ -72,9 +71,6 @@ func (x *Reservation) lives() bool {
 // Prefilled drops the prompt's share of the load, and all of the prefill leg's: the first response message has come, or
 // that leg has ended.
 func (x *Reservation) Prefilled() {
-	if x == nil {
-		return
-	}
 	x.desk.mu.Lock()
 	defer x.desk.mu.Unlock()
 	if x.lives() && !x.done && (x.tokens > 0 || x.prefill != x.replica) {
@@ -85,9 +81,6 @@ func (x *Reservation) Prefilled() {
 
 // Released ends the reservation, once, with the attempt's outcome, nil if it was never sent.
 func (x *Reservation) Released(o *policy.Outcome) {
-	if x == nil {
-		return
-	}
 	x.desk.mu.Lock()
 	defer x.desk.mu.Unlock()
 	if !x.lives() {

@@ -112,7 +112,4 @@ func TestReservationIsReported(t *testing.T) {
 	}
 	require.Len(t, sent(), maxReports)
 	require.Empty(t, d.live)
-	var none *Reservation
-	none.Prefilled()
-	none.Released(nil)
 }

@@ -21,8 +21,6 @@ func TestPatchPriority(t *testing.T) {
 	require.Empty(t, vllm.PatchPriority(nil, 0, plain), "normal")
 	require.Empty(t, vllm.PatchPriority(nil, 1, append(plain, field(7)...)), "the application has set it")
 	require.Empty(t, other.PatchPriority(nil, 1, plain), "it has no field for it")
-	require.True(t, vllm.TakesPriority())
-	require.False(t, other.TakesPriority())
 	_, err := NewTable(dialect.Dialect{Methods: []string{"/a/b"}, Priority: "1[].2"})
 	require.ErrorContains(t, err, "priority: ")
 }

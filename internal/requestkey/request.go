@@ -155,18 +155,27 @@ func (m *Method) RequestID(msg any) (id string) {
 func (m *Method) TakesRank() bool { return m != nil && len(m.rank.alts) > 0 }
 
 // HasRank reports whether the application has set the rank in a request message.
-func (m *Method) HasRank(msg any) (set bool) {
-	if !m.TakesRank() {
-		return false
-	}
-	defer harmless()
-	s := open(msg, m.named, false)
-	m.rank.each(&s, func(value) { set = true })
-	return set
-}
+func (m *Method) HasRank(msg any) bool { return m.TakesRank() && m.has(&m.rank, msg) }
 
 // PatchRank appends the rank to a patch of a request that has a field for it.
 func (m *Method) PatchRank(patch []byte, rank int) []byte { return m.rank.number(patch, int64(rank)) }
+
+// PatchPriority appends the engine's priority of a level, of which the lowest is served first, to a patch: nothing
+// where the level is normal, requests have no field for it, or the application has set it in the message.
+func (m *Method) PatchPriority(patch []byte, level int, msg any) []byte {
+	if level == 0 || m == nil || len(m.priority.alts) == 0 || m.has(&m.priority, msg) {
+		return patch
+	}
+	return m.priority.number(patch, int64(-level))
+}
+
+// has reports whether a request message has something at a place.
+func (m *Method) has(p *place, msg any) (set bool) {
+	defer harmless()
+	s := open(msg, m.named, false)
+	p.each(&s, func(value) { set = true })
+	return set
+}
 
 // MaxSession is the longest session in bytes that a request carries as it is.
 const MaxSession = state.MaxSession

@@ -25,11 +25,15 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 	if b.held {
 		return ErrHeld
 	}
-	x, all := legsOf(q), r.view.Load()
-	if err := x.begin(all); err != nil {
-		return err
+	all, s := r.view.Load(), q.State()
+	var x *legs // nil = the request is served whole
+	if s.Legs != nil {
+		x = legsOf(q)
+		if err := x.begin(all); err != nil {
+			return err
+		}
 	}
-	v, s := all.serving(), q.State()
+	v := all.whole
 	s.Plain, s.AnyModel, s.Keeper = !r.Rollout.Decides(q), v.anyModel(q), nil
 	b.Decision = policy.Decision{}
 	c := choice{r, &r.opts.Policy, q, v, &b.Decision}
@@ -68,7 +72,7 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 		return err
 	}
 	work := 0.0
-	if x.two() {
+	if x != nil && x.two() {
 		x.prefill.Decision.State().Prefill = &x.Legs
 		work = r.charged(&x.request, x.view, x.prefill, 0, now)
 	}

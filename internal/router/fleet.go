@@ -216,13 +216,16 @@ func (f *Fleet) connect(some []*policy.Replica, up func(*policy.Replica) bool) {
 	}
 }
 
+// Divided reports whether replicas have roles, so that requests may be sent in two legs.
+func (f *Fleet) Divided() bool { return f.router.view.Load().prefill != nil }
+
 // show puts a View into force and lets the queue choose again. O(replicas). Called with mu held.
 func (f *Fleet) show(next *view, c policy.FleetChange) {
 	r := f.router
 	old := r.view.Load()
 	next.list()
 	for _, o := range r.observers {
-		notify(o, old.serving(), next.serving(), c)
+		notify(o, old.whole, next.whole, c)
 	}
 	r.prefiller.show(old, next, c)
 	r.view.Store(next)

@@ -8,8 +8,20 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// legs are those of a request that may be sent in two: a replica prefills it, and another one, which has the same pair
-// label, gets the KV blocks from there and decodes it.
+// Legs are how a request is reserved that may be sent in two: a replica prefills it, and another one, which has the same
+// pair label, gets the KV blocks from there and decodes it.
+type Legs struct {
+	// Prefill is where the prefill leg is reserved, in the same step. The Decision there has a replica where the request
+	// is split: the replica of b then decodes it. nil, or no replica there = it is served whole.
+	Prefill *Reservation
+	// From is the replica that has prefilled the request: one is reserved that decodes it. nil = it is not prefilled.
+	From *policy.Replica
+	// Only is for an engine whose replicas refuse a request that is not split, if they have a role: it is served whole
+	// where they have none, else in two legs.
+	Only bool
+}
+
+// legs are those of a request that may be split.
 //
 // One decision, under the Router's lock, compares what it costs to prefill the request on the replica that the policy
 // chooses for it whole, and on the one that it chooses among those that prefill, from where the KV is handed over to
@@ -19,67 +31,52 @@ type legs struct {
 	state.Legs
 	request  policy.Request  // the prefill leg's
 	view     *view           // of the replicas that prefill, at the last choice
-	prefill  *Reservation    // where the prefill leg is reserved; nil = it is done
-	from     *policy.Replica // that has done it; nil = it is not done
+	prefill  *Reservation    // where the prefill leg is reserved; nil = there is none
+	from     *policy.Replica // that has prefilled the request; nil = it is not prefilled
 	observer *policy.Observer
 	pairs    [8]string // memory of Pairs
 }
 
-// legsOf returns the legs of a request, nil where it was never to be split.
-func legsOf(q *policy.Request) *legs {
-	if l := q.State().Legs; l != nil {
-		return l.Owner.(*legs)
-	}
-	return nil
-}
+// legsOf returns the legs of a request that has some.
+func legsOf(q *policy.Request) *legs { return q.State().Legs.Owner.(*legs) }
 
 // two reports whether the request was split: both legs are reserved.
-func (x *legs) two() bool { return x != nil && x.prefill != nil && x.prefill.Decision.Replica != nil }
+func (x *legs) two() bool { return x.prefill != nil && x.prefill.Decision.Replica != nil }
 
-// Divided reports whether replicas have roles, so that requests may be sent in two legs.
-func (f *Fleet) Divided() bool { return f.router.view.Load().prefill != nil }
-
-// paired reports whether the reservation is that of a leg, whatever the Router's own policy prefers.
-func (h *How) paired() bool {
-	return h.From != nil || h.Prefill != nil && h.Assigned != nil && h.Assigned.Prefill != nil
-}
-
-// split makes the legs of a request that may be sent in two.
+// split gives a request its legs, if replicas have roles. Those of an earlier attempt may still be in use.
 func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
-	r, s, x := f.router, q.State(), legsOf(q)
-	p, v := f.policy.Load(), r.view.Load()
-	s.PairOnly = how.PairOnly && v.prefill != nil && !how.paired()
-	if how.Prefill == nil && how.From == nil || v.prefill == nil || p == nil || q.Pin != "" {
-		if how.Prefill != nil {
-			how.Prefill.Decision = policy.Decision{}
-		}
-		if x != nil {
-			x.prefill, x.from = nil, nil
-		}
+	r, s, l, p, v := f.router, q.State(), how.Legs, f.policy.Load(), f.router.view.Load()
+	whole := v.prefill == nil || p == nil || q.Pin != ""
+	if whole && l.Prefill != nil {
+		l.Prefill.Decision = policy.Decision{}
+	}
+	if v.prefill == nil {
 		return
 	}
-	if x == nil || x.observer != &p.Observer { // or of another Router
-		x = &legs{observer: &p.Observer, request: *q}
-		x.Owner, x.request.Prepared = x, nil
-		*x.request.State() = state.Request{Origin: s.Origin, Legs: &x.Legs}
-		s.Legs = &x.Legs
+	x, assigned := new(legs), how.Assigned
+	// Whatever the policy prefers, the reservation may be that of a leg.
+	paired := l.From != nil || l.Prefill != nil && assigned != nil && assigned.Prefill != nil
+	x.Owner, x.Only, s.Legs = x, l.Only && !paired, &x.Legs
+	if whole {
+		return
 	}
-	if x.prefill, x.from = how.Prefill, how.From; x.from != nil {
-		x.prefill = nil
-		return // the request of the leg that prefilled may still be in use
+	if x.from = l.From; l.Prefill == nil {
+		return
 	}
-	leg := x.request.State()
-	leg.Attempt, leg.Tried, leg.Sets, leg.Query = s.Attempt, s.Tried, nil, how.Query
-	x.request.Exclude, x.request.Allow = q.Exclude, q.Allow
-	if (how.Assigned == nil || s.Prepared == r.number) && r.Rollout.Decides(q) {
+	x.prefill, x.observer, x.request = l.Prefill, &p.Observer, *q
+	x.request.Prepared = nil
+	*x.request.State() = state.Request{
+		Origin: s.Origin, Attempt: s.Attempt, Tried: s.Tried, Query: how.Query, Legs: &x.Legs,
+	}
+	if (assigned == nil || s.Prepared == r.number) && r.Rollout.Decides(q) {
 		f.prepare(ctx, q, x, v.prefill)
 	}
 	narrow(&x.request)
 }
 
-// begin readies the memory of the prefill leg for a choice.
+// begin readies the memory of the prefill leg, if there is one, for a choice.
 func (x *legs) begin(v *view) error {
-	if x == nil || x.prefill == nil {
+	if x.prefill == nil {
 		return nil
 	}
 	if x.prefill.held {
@@ -89,6 +86,20 @@ func (x *legs) begin(v *view) error {
 	leg := x.request.State()
 	leg.AnyModel, leg.Plain = x.view.anyModel(&x.request), !v.router.Rollout.Decides(&x.request)
 	return nil
+}
+
+// withdraw gives back the prefill leg of a request that was split and is not sent.
+func (x *legs) withdraw() {
+	if x.two() {
+		x.prefill.Withdraw(&x.request)
+	}
+}
+
+// observeLegs passes the route of the prefill leg to what observes it.
+func (r *Router) observeLegs(q *policy.Request) {
+	if x := legsOf(q); x.two() {
+		r.observe(x.observer, &x.request, &x.prefill.Decision)
+	}
 }
 
 // leg is the choice of the prefill leg.
@@ -101,10 +112,10 @@ func (c choice) leg(x *legs) choice {
 // long as there are others.
 func (c choice) pair(x *legs, err error) error {
 	s, leg, only := c.q.State(), x.request.State(), err != nil && err != ErrFull
-	defer func(pairOnly bool) {
-		x.Pairs, s.PairOnly, s.Resort, leg.Resort = nil, pairOnly, state.NoResort, state.NoResort
-	}(s.PairOnly)
-	s.PairOnly = false
+	defer func(only bool) {
+		x.Pairs, x.Only, s.Resort, leg.Resort = nil, only, state.NoResort, state.NoResort
+	}(x.Only)
+	x.Only = false
 	for !c.inTwo(x, err) {
 		if !only {
 			return err

@@ -35,7 +35,7 @@ func ask(tokens int) *policy.Request { return &policy.Request{PromptTokens: toke
 func legsAt(t testing.TB, r *Router, q *policy.Request) (prefill, decode string, pre, b *Reservation) {
 	t.Helper()
 	pre, b = new(Reservation), new(Reservation)
-	require.NoError(t, r.Reserve(t.Context(), q, b, How{NoWait: true, Prefill: pre}))
+	require.NoError(t, r.Reserve(t.Context(), q, b, How{NoWait: true, Legs: &Legs{Prefill: pre}}))
 	if pre.Decision.Replica != nil {
 		prefill = pre.Decision.Replica.ID
 	}
@@ -73,7 +73,7 @@ func TestBothLegsAreReserved(t *testing.T) {
 	at := func(id string) *policy.Replica { return r.View().ByID(id) }
 	require.Equal(t, []int{1, 10_000}, []int{at("p").Ongoing(), at("p").QueuedTokens()})
 	require.Equal(t, []int{21, 0}, []int{at("d").Ongoing(), at("d").QueuedTokens()})
-	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, Prefill: pre}), ErrHeld)
+	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, Legs: &Legs{Prefill: pre}}), ErrHeld)
 	require.Equal(t, 21, at("d").Ongoing())
 
 	pre.PrefillDone()
@@ -123,7 +123,7 @@ func TestWholeRequestsSkipPrefillReplicas(t *testing.T) {
 // A fleet of which no replica serves whole requests is as one that is not connected.
 func TestPrefillReplicasAlone(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills))
-	require.ErrorIs(t, r.Reserve(t.Context(), ask(10), new(Reservation), How{Prefill: new(Reservation)}), ErrNotConnected)
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(10), new(Reservation), How{Legs: &Legs{Prefill: new(Reservation)}}), ErrNotConnected)
 	idle(t, r)
 }
 
@@ -225,7 +225,7 @@ func TestLegsWait(t *testing.T) {
 
 	waits, ticket := new(Reservation), new(Ticket)
 	next := new(Reservation)
-	require.ErrorIs(t, r.Reserve(t.Context(), ask(20_000), waits, How{Ticket: ticket, Prefill: next}), ErrQueued)
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(20_000), waits, How{Ticket: ticket, Legs: &Legs{Prefill: next}}), ErrQueued)
 	pre.Release()
 	require.Equal(t, 1, r.Queued())
 	require.Nil(t, next.Decision.Replica, "neither leg is reserved without the other")
@@ -246,7 +246,7 @@ func TestGivingUpGivesBackBothLegs(t *testing.T) {
 	decoding(t, r, 29)
 	last := pick(t, r, new(policy.Request))
 	ticket, pre := new(Ticket), new(Reservation)
-	require.ErrorIs(t, r.Reserve(t.Context(), ask(20_000), new(Reservation), How{Ticket: ticket, Prefill: pre}), ErrQueued)
+	require.ErrorIs(t, r.Reserve(t.Context(), ask(20_000), new(Reservation), How{Ticket: ticket, Legs: &Legs{Prefill: pre}}), ErrQueued)
 	last.Release()
 	require.Equal(t, 1, r.View().ByID("p").Ongoing())
 	require.Error(t, ticket.GiveUp(t.Context().Err()))
@@ -267,7 +267,7 @@ func TestDecodeLegAgain(t *testing.T) {
 	b.Release()
 	NextAttempt(q, b.Decision.Replica)
 	again := new(Reservation)
-	require.NoError(t, r.Reserve(t.Context(), q, again, How{NoWait: true, From: from}))
+	require.NoError(t, r.Reserve(t.Context(), q, again, How{NoWait: true, Legs: &Legs{From: from}}))
 	require.NotEqual(t, d, again.Decision.Replica.ID)
 	require.Contains(t, []string{"d", "e"}, again.Decision.Replica.ID)
 	require.Equal(t, policy.ReasonRetry, again.Decision.Reason)
@@ -276,12 +276,12 @@ func TestDecodeLegAgain(t *testing.T) {
 	require.Zero(t, from.Ongoing())
 
 	q.Exclude = []string{"d", "e"}
-	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, From: from}), ErrNoSuchReplica)
+	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, Legs: &Legs{From: from}}), ErrNoSuchReplica)
 	require.NoError(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true}), "whole, it goes to the others")
 	r.Fleet.SetConnected("d", false)
 	r.Fleet.SetConnected("e", false)
 	q.Exclude = nil
-	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, From: from}), ErrNotConnected)
+	require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), How{NoWait: true, Legs: &Legs{From: from}}), ErrNotConnected)
 }
 
 func TestAssignedLegs(t *testing.T) {
@@ -290,11 +290,11 @@ func TestAssignedLegs(t *testing.T) {
 		return &Assigned{Replica: "d", Decision: policy.To(nil, policy.ReasonCentral), Prefill: &Assigned{Replica: "p"}}
 	}
 	pre, b := new(Reservation), new(Reservation)
-	require.NoError(t, r.Reserve(t.Context(), ask(100), b, How{Assigned: assigned(), Prefill: pre}))
+	require.NoError(t, r.Reserve(t.Context(), ask(100), b, How{Assigned: assigned(), Legs: &Legs{Prefill: pre, Only: true}}))
 	require.Equal(t, []string{"p", "d"}, []string{pre.Decision.Replica.ID, b.Decision.Replica.ID})
 	require.Equal(t, []int{100, 0}, []int{pre.Decision.Replica.QueuedTokens(), b.Decision.Replica.QueuedTokens()})
 	other := new(Reservation)
-	again := How{Assigned: assigned(), Prefill: new(Reservation)}
+	again := How{Assigned: assigned(), Legs: &Legs{Prefill: new(Reservation)}}
 	require.ErrorIs(t, r.Reserve(t.Context(), ask(100), other, again), ErrFull)
 	require.Equal(t, 1, b.Decision.Replica.Ongoing(), "neither leg is reserved without the other")
 	pre.Release()
@@ -380,7 +380,7 @@ func TestPairOnly(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills, room(1)), member("d", decodes, room(2)),
 		member("e", decodes, room(2), label("x")))
 	only := func(q *policy.Request, b, pre *Reservation) error {
-		return r.Reserve(t.Context(), q, b, How{NoWait: true, Prefill: pre, PairOnly: true})
+		return r.Reserve(t.Context(), q, b, How{NoWait: true, Legs: &Legs{Prefill: pre, Only: true}})
 	}
 	require.ErrorIs(t, only(ask(10), new(Reservation), nil), ErrNoSuchReplica)
 	pre, b := new(Reservation), new(Reservation)
@@ -389,7 +389,7 @@ func TestPairOnly(t *testing.T) {
 
 	full, waits, ticket := new(Reservation), new(Reservation), new(Ticket)
 	require.ErrorIs(t, only(ask(10), full, new(Reservation)), ErrFull)
-	how := How{Ticket: ticket, Prefill: full, PairOnly: true}
+	how := How{Ticket: ticket, Legs: &Legs{Prefill: full, Only: true}}
 	require.ErrorIs(t, r.Reserve(t.Context(), ask(10), waits, how), ErrQueued)
 	plain, later := new(Reservation), new(Ticket) // stands behind it and wants any replica
 	decoding(t, r, 1)
@@ -504,7 +504,7 @@ func TestLegsModel(t *testing.T) {
 				lives = append(lives[:i], lives[i+1:]...)
 			default:
 				l := &life{q: ask(rnd.IntN(30_000)), pre: new(Reservation), b: new(Reservation)}
-				how := How{Prefill: l.pre, PairOnly: rnd.IntN(3) == 0, NoWait: rnd.IntN(2) == 0}
+				how := How{Legs: &Legs{Prefill: l.pre, Only: rnd.IntN(3) == 0}, NoWait: rnd.IntN(2) == 0}
 				if !how.NoWait {
 					how.Ticket = &l.ticket
 				}
@@ -562,7 +562,7 @@ func TestPairOnlyOfEjectedReplicas(t *testing.T) {
 			w.pass(round)
 		}
 		pre, b := new(Reservation), new(Reservation)
-		require.NoError(t, w.Reserve(t.Context(), ask(10), b, How{NoWait: true, Prefill: pre, PairOnly: true}))
+		require.NoError(t, w.Reserve(t.Context(), ask(10), b, How{NoWait: true, Legs: &Legs{Prefill: pre, Only: true}}))
 		require.Equal(t, []string{"p", "d"}, []string{pre.Decision.Replica.ID, b.Decision.Replica.ID})
 		pre.Release()
 		b.Release()

@@ -54,8 +54,6 @@ func (f *prefiller) prepare(ctx context.Context, q *policy.Request, x *legs, v *
 			leg.Prompt = policy.Prompt{Hashed: h}
 		}
 	}
-	ctx, cancel := r.bounded(ctx)
-	defer cancel()
 	r.ready(ctx, p, leg, v)
 	DropPrompt(leg)
 }

@@ -298,8 +298,8 @@ func (t Ticket) GiveUp(cause error) error {
 		return w.err
 	}
 	w.b.Withdraw(w.q) // served in the same moment: the next in the queue takes it
-	if x := legsOf(w.q); x.two() {
-		x.prefill.Withdraw(w.q)
+	if w.q.State().Legs != nil {
+		legsOf(w.q).withdraw()
 	}
 	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: cause}
 }

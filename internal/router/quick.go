@@ -25,7 +25,7 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 		return nil, "", false
 	}
 	r := k.router
-	rep, why := k.choose(q, r.view.Load().serving())
+	rep, why := k.choose(q, r.view.Load().whole)
 	if rep == nil || !rep.State().Take() {
 		return nil, "", false
 	}

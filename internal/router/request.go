@@ -44,7 +44,7 @@ func Settle(q *policy.Request) {
 	if x := shadowOf(q); x != nil {
 		Settle(&x.request)
 	}
-	if x := legsOf(q); x != nil && q != &x.request {
-		Settle(&x.request)
+	if s.Legs != nil && q != &legsOf(q).request {
+		Settle(&legsOf(q).request)
 	}
 }

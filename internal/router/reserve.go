@@ -23,15 +23,8 @@ type How struct {
 	Backoff time.Duration
 	// Assigned is what a look-aside server decided, in the place of the policy; nil = nothing. It does not wait.
 	Assigned *Assigned
-	// Prefill is for a request that may be sent in two legs: where the prefill leg is reserved, in the same step. The
-	// Decision there has a replica where the request is split: the replica of b then decodes it. nil, or no replica
-	// there = it is served whole.
-	Prefill *Reservation
-	// From is the replica that has prefilled the request: one is reserved that decodes it. nil = it is not prefilled.
-	From *policy.Replica
-	// PairOnly is for an engine whose replicas refuse a request that is not split, if they have a role: it is served
-	// whole where they have none, else in two legs.
-	PairOnly bool
+	// Legs is for a request that may be sent in two legs; nil = it is served whole.
+	Legs *Legs
 	// Ticket is for a host that blocks no goroutine: where the request has to wait, it is the request's place in the
 	// queue, and Reserve returns ErrQueued. Then either Take or GiveUp is called, once. nil = Reserve waits.
 	Ticket *Ticket
@@ -58,7 +51,9 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	if how.Assigned == nil {
 		r.Prepare(ctx, q)
 	}
-	r.prefiller.split(ctx, q, &how)
+	if q.State().Legs = nil; how.Legs != nil {
+		r.prefiller.split(ctx, q, &how)
+	}
 	narrow(q)
 	w, err := r.reserve(ctx, q, b, &how)
 	switch {
@@ -82,7 +77,7 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 // for no replica until its backoff has passed.
 func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation, how *How) (*waiter, error) {
 	r.mu.Lock()
-	if how.Assigned == nil && !r.prepared(q, r.view.Load().serving()) { // the fleet has changed meanwhile
+	if how.Assigned == nil && !r.prepared(q, r.view.Load().whole) { // the fleet has changed meanwhile
 		r.mu.Unlock()
 		r.Prepare(ctx, q)
 		r.mu.Lock()
@@ -250,7 +245,7 @@ func narrow(q *policy.Request) {
 func (r *Router) next(q *policy.Request) (d policy.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	v, preview := r.view.Load().serving(), r.opts.Policy.Preview
+	v, preview := r.view.Load().whole, r.opts.Policy.Preview
 	if q.State().Plain {
 		preview = r.opts.Plain.Preview
 	}

@@ -156,7 +156,7 @@ func (r *Router) prepared(q *policy.Request, v *view) bool {
 // Reserve so that the work is done off the picker; it does so
 // itself for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
-	v, s := r.view.Load().serving(), q.State()
+	v, s := r.view.Load().whole, q.State()
 	if r.prepared(q, v) || !r.gate.enter() {
 		return
 	}
@@ -174,8 +174,6 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	if r.opts.Tokenizer != nil && r.uses&policy.UsesPrompt != 0 && !s.Tokenized {
 		r.tokenize(ctx, q)
 	}
-	ctx, cancel := r.bounded(ctx)
-	defer cancel()
 	if decides {
 		r.ready(ctx, &r.opts.Policy, q, v)
 	}
@@ -186,19 +184,16 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	}
 }
 
-// ready calls the Prepare of a policy, if it has one.
+// ready calls the Prepare of a policy, if it has one: with a deadline where it calls out.
 func (r *Router) ready(ctx context.Context, p *policy.Policy, q *policy.Request, v *view) {
+	if p.Uses&policy.CallsOut != 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.opts.PrepareTimeout)
+		defer cancel()
+	}
 	if p.Prepare != nil && p.Prepare(ctx, q, v) != nil {
 		r.Counts.PrepareErrors.Add(1)
 	}
-}
-
-// bounded is ctx with the deadline of a Prepare that calls out.
-func (r *Router) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if r.uses&policy.CallsOut == 0 {
-		return ctx, func() {}
-	}
-	return context.WithTimeout(ctx, r.opts.PrepareTimeout)
 }
 
 // tokenize replaces the text of a prompt by its tokens, once for a request.
@@ -257,8 +252,8 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 	if r.gate.enter() {
 		defer r.gate.leave()
 		r.observe(&r.own, q, &b.Decision)
-		if x := legsOf(q); x.two() {
-			r.observe(x.observer, &x.request, &x.prefill.Decision)
+		if q.State().Legs != nil {
+			r.observeLegs(q)
 		}
 		if r.shadow != nil {
 			r.shadow.routed(q)

@@ -20,8 +20,8 @@ type view struct {
 	models   map[string]bool              // declared by at least one replica
 	loaded   map[string][]*policy.Replica // by adapter, connected or not; nil where no replica declares adapters
 
-	// The views of those that serve whole requests, and of those that may prefill for others; nil where no replica has
-	// a role: then all serve, and none prefills for another.
+	// The views of those that serve whole requests, and of those that may prefill for others. Where no replica has a
+	// role they are this view itself, and nil.
 	whole, prefill *view
 
 	// What connections change, made by list.
@@ -33,7 +33,9 @@ type view struct {
 
 // newView returns a view of an empty fleet.
 func newView(r *Router, epoch uint64) *view {
-	return &view{router: r, epoch: epoch, byID: make(map[string]*policy.Replica), models: make(map[string]bool)}
+	v := &view{router: r, epoch: epoch, byID: make(map[string]*policy.Replica), models: make(map[string]bool)}
+	v.whole = v
+	return v
 }
 
 // add puts a replica behind the others.
@@ -69,14 +71,6 @@ func (v *view) divide() {
 	v.whole, v.prefill = part(policy.RolePrefill), part(policy.RoleDecode)
 }
 
-// serving is the view of the replicas that serve whole requests.
-func (v *view) serving() *view {
-	if v.whole != nil {
-		return v.whole
-	}
-	return v
-}
-
 // those returns the replicas of another view of the fleet as they are in this one, without those that are not.
 func (v *view) those(all []*policy.Replica) (in []*policy.Replica) {
 	for _, r := range all {
@@ -89,7 +83,9 @@ func (v *view) those(all []*policy.Replica) (in []*policy.Replica) {
 
 // list fills the lists of those that are connected. O(replicas).
 func (v *view) list() {
-	if v.whole != nil {
+	if v.prefill == nil {
+		v.whole = v
+	} else {
 		whole, prefill := *v.whole, *v.prefill
 		whole.list()
 		prefill.list()
@@ -176,7 +172,7 @@ func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
 	leaves := r.State().Flags.Load()&state.Leaving != 0 && s.Resort < state.Leavers
 	return (s.Keeper == r.State() || !r.Draining && !leaves) && !excluded(q, r) &&
 		(q.Model == "" || s.AnyModel || len(r.Models) == 0 || slices.Contains(r.Models, q.Model)) &&
-		(!s.PairOnly || r.Role == "") && (s.Legs == nil || s.Legs.Pairs == nil || slices.Contains(s.Legs.Pairs, r.Pair))
+		(s.Legs == nil || s.Legs.Take(r.Role, r.Pair))
 }
 
 // resorts reports whether the request takes a replica all the same that is barred.

@@ -58,7 +58,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 	var ticket router.Ticket
 	how := router.How{Ticket: &ticket}
 	if r.Prefill+r.Decode > 0 {
-		how.Prefill = &f.legs.prefill
+		how.Legs = &router.Legs{Prefill: &f.legs.prefill}
 	}
 	err := f.router.Reserve(ctx, &f.req, &f.reservation, how)
 	router.DropPrompt(&f.req)

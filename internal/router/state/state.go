@@ -4,6 +4,7 @@ package state
 
 import (
 	"math"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -119,7 +120,6 @@ type Request struct {
 	Tokenized bool   // the Tokenizer was called for the prompt
 	Resort    Resort // during a choice: what is better than none
 	Plain     bool   // the policy is not called in the choice under way: Options.Plain decides
-	PairOnly  bool   // replicas that have a role do not serve it whole
 	Query     bool   // the pick under way is a Query
 	Final     bool   // the session ends with the request
 	Side      Side   // what decides, where a rollout is in force
@@ -136,7 +136,7 @@ type Request struct {
 	Ahead    int64    // prompt tokens queued at the replica, those of other clients too, at the last pick
 	Keeper   *Replica // drains, and keeps this session
 	Shadow   any      // as the shadow policy sees it; nil = there is none
-	Legs     *Legs    // it may be, or might have been, sent in two, or this is a prefill leg; nil = it is served whole
+	Legs     *Legs    // it may be sent in two, or this is a prefill leg; nil = it is served whole
 	Sets     *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
 
 	Mark *Mark // of the last reservation, in its memory; nil = there was none
@@ -145,7 +145,13 @@ type Request struct {
 // Legs are those of a request that may be sent in two.
 type Legs struct {
 	Owner any      // what the Router keeps beside it
+	Only  bool     // replicas that have a role do not serve the request whole
 	Pairs []string // during a choice: the pair labels that a replica may have; nil = any
+}
+
+// Take reports whether a replica with a role and a pair label may be given the request, or its leg.
+func (l *Legs) Take(role, pair string) bool {
+	return (!l.Only || role == "") && (l.Pairs == nil || slices.Contains(l.Pairs, pair))
 }
 
 // A Mark is what remains of an attempt after its end: what outlier detection judges it by.
