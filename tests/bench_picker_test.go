@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
 // The bare pickers of gRPC's own policies and of ours, side by side: the real
@@ -161,7 +162,7 @@ func pickAndDone(t testing.TB, p balancer.Picker, info balancer.PickInfo) {
 
 // Allocations are the one figure of the above that a test may assert.
 func TestBarePicksDoNotAllocate(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("the race detector allocates")
 	}
 	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash"} {

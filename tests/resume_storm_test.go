@@ -16,13 +16,14 @@ import (
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/race"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
 // 1,000 streams are under way when their replica is killed, each at another token: all end with the tokens of a stream
 // that is not disturbed, in order.
 func TestStreamsOutliveTheirReplica(t *testing.T) {
-	const streams = 1000
+	streams := race.Of(1000, 200)
 	random := rand.New(rand.NewPCG(17, 3))
 	moved := 0
 	for round := 0; moved < streams && !t.Failed(); round++ {
@@ -34,7 +35,7 @@ func TestStreamsOutliveTheirReplica(t *testing.T) {
 // storm runs streams on two engines, and kills the one that has a stream of choice at a token of choice. It returns how
 // many streams went on elsewhere.
 func storm(t *testing.T, random *rand.Rand, round int) (moved int) {
-	const streams = 250
+	streams := race.Of(250, 75)
 	engines, target := make(map[string]*grpcserver.Server), "warmpath:///"
 	for i := range 2 {
 		s := startEngine(t, grpcserver.Config{Speed: 20, Engine: enginesim.Config{MaxSequences: streams, KVTokens: 1 << 20}})

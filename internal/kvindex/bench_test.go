@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
 func BenchmarkAppendTokens(b *testing.B) {
@@ -161,7 +163,7 @@ func BenchmarkMemory(b *testing.B) {
 
 // TestFootprint holds at any number of blocks, whichever way the growth of the shards stands.
 func TestFootprint(t *testing.T) {
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("one goroutine, a million blocks")
 	}
 	sizes := []int{200_000, 250_000, 290_000}

@@ -6,6 +6,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
 // Two days of prompts that are never seen again, one a second, while every hour a replica is replaced and
@@ -13,7 +15,7 @@ import (
 // large at the end as when the budget was first full.
 func TestTwoDaysFlat(t *testing.T) {
 	hours := 48
-	if raceEnabled {
+	if race.Enabled {
 		hours = 10 // one goroutine, seven million blocks
 	}
 	const (

@@ -8,6 +8,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"github.com/zeebo/xxh3"
+
+	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
 func oneToTwelve() []uint32 { return []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12} }
@@ -86,7 +88,7 @@ func TestHashingAllocatesOnlyToGrow(t *testing.T) {
 	dst := make([]uint64, 0, 512)
 	assert.Zero(t, testing.AllocsPerRun(10, func() { dst = AppendTokens(dst[:0], tokens, 16, 1) }))
 	assert.Zero(t, testing.AllocsPerRun(10, func() { dst = AppendText(dst[:0], text, 64, 1) }))
-	if raceEnabled {
+	if race.Enabled {
 		t.Skip("growing a slice costs the race detector one more")
 	}
 	assert.Equal(t, 1., testing.AllocsPerRun(10, func() { AppendTokens(nil, tokens, 16, 1) }))

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/lab/race"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -68,11 +69,12 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 // are within a factor of two of 1/64. Each of the four prefixes of coding-agents has about
 // 1/4 of them, so 4 replicas are left out there.
 func TestClientsThatSeeDifferentRequestsAgree(t *testing.T) {
-	for _, name := range workload.Names() {
+	names := workload.Names()
+	for _, name := range names[:race.Of(len(names), 2)] {
 		rs, err := workload.Generate(workload.Spec{Name: name, Rate: 12, Duration: 6 * time.Minute, Seed: 1})
 		require.NoError(t, err)
 		prompts := cut(rs)
-		for _, clients := range []int{2, 8} {
+		for _, clients := range race.Of([]int{2, 8}, []int{2}) {
 			for replicas, least := range map[int]float64{4: 0.8, 16: 0.95, 64: 0.7} {
 				if name == "coding-agents" && replicas == 4 {
 					continue
@@ -91,8 +93,8 @@ func TestClientsAgreeOnTheConversationTrace(t *testing.T) {
 	}
 	rs, err := workload.LoadFile(conversationTrace, "mooncake")
 	require.NoError(t, err)
-	prompts := cut(rs[:5000])
-	for _, clients := range []int{2, 16} {
+	prompts := cut(rs[:race.Of(5000, 1500)])
+	for _, clients := range race.Of([]int{2, 16}, []int{2}) {
 		got := agreement(t, prompts, clients, 16)
 		t.Logf("%d clients: %.3f", clients, got)
 		assert.GreaterOrEqual(t, got, 0.95, "%d clients", clients)

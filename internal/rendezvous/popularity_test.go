@@ -6,6 +6,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+
+	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
 // chained returns n block hashes that share the first of the family's.
@@ -25,7 +27,7 @@ func chained(family, shared, own, n int) []uint64 {
 // The distinguishing block of prompts that share so many blocks is the one
 // behind them, whatever their number.
 func TestKeyIsPastWhatIsShared(t *testing.T) {
-	for _, replicas := range []int{2, 4, 16, 100, 1000} {
+	for _, replicas := range race.Of([]int{2, 4, 16, 100, 1000}, []int{16}) {
 		for _, shared := range []int{0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 100, 125, 127, 128, 129, 500, 1023} {
 			p := NewPopularity()
 			right := 0

@@ -11,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
+	"github.com/warmpath/warmpath/internal/lab/race"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/routertest"
@@ -259,7 +260,7 @@ func TestAllocations(t *testing.T) {
 				p.routed(&q, d)
 				p.completed(&q, d, policy.Outcome{Sent: true})
 			})
-			assert.LessOrEqual(t, got, tt.most+raceAllocs, "%s, %d replicas", tt.name, n)
+			assert.LessOrEqual(t, got, tt.most+race.Of(0.0, 50), "%s, %d replicas", tt.name, n)
 		}
 	}
 }

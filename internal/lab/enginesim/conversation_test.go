@@ -11,11 +11,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/internal/lab/race"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
-
-// raceEnabled reports whether the race detector is on.
-var raceEnabled bool
 
 // fleet runs engines in virtual time behind round robin.
 type fleet struct {
@@ -115,7 +113,7 @@ func summary(seqs []*Sequence, warmup time.Duration) (hit, ttft float64) {
 
 // The reference measured round robin with one client, so a model that differs much from its own is wrong.
 func TestConversationRoundRobin(t *testing.T) {
-	if testing.Short() || raceEnabled {
+	if testing.Short() || race.Enabled {
 		t.Skip("takes seconds, with the race detector a minute, and has one goroutine")
 	}
 	for _, c := range []struct {

@@ -78,6 +78,7 @@ func TestCapacity(t *testing.T) {
 // What counts as good decides what a fleet can do.
 func TestCapacityByTargets(t *testing.T) {
 	t.Parallel()
+	skipUnderRace(t)
 	s := search(nil)
 	key, err := fileOf(s)
 	require.NoError(t, err)

@@ -41,6 +41,7 @@ func withForks(t testing.TB, rs []workload.Request, children int) []workload.Req
 
 // Without prompts, a child that has its parent's key finds the parent's cache. With prompts the prefix finds it.
 func TestForksBeginAtTheirParents(t *testing.T) {
+	skipUnderRace(t)
 	rs, err := workload.Generate(workload.Spec{Name: "agents", Rate: 12, Duration: 150 * time.Second, Seed: 3})
 	require.NoError(t, err)
 	family := withForks(t, rs, 4)

@@ -11,11 +11,20 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/race"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/router"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// skipUnderRace skips, under the race detector, a test of figures: it takes long there, and a run has one goroutine.
+func skipUnderRace(t testing.TB) {
+	t.Helper()
+	if race.Enabled {
+		t.Skip("figures of runs with one goroutine")
+	}
+}
 
 // chats is a small workload of conversations.
 func chats(t testing.TB, rate float64) []workload.Request {

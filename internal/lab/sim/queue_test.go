@@ -23,6 +23,7 @@ func bounded(policyName string, clients, ongoing, queued int, patience time.Dura
 // Offered far more than it can do, a bounded fleet serves in time about what it could, and
 // refuses the rest; an unbounded one serves hardly any in time.
 func TestOverload(t *testing.T) {
+	skipUnderRace(t)
 	rs := chatsFor(t, 40, 4*time.Minute)
 	for _, name := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
 		t.Run(name, func(t *testing.T) {
@@ -79,7 +80,7 @@ func TestOrderOfArrival(t *testing.T) {
 
 // Many clients leave nothing in a queue.
 func TestQueuesOfManyClients(t *testing.T) {
-	rs := chatsFor(t, 30, 4*time.Minute)
+	rs := chatsFor(t, 30, 2*time.Minute)
 	c := bounded("prefix_cache_affinity", 6, 4, 10, 0)
 	res := runOf(t, rs, c)
 	require.Positive(t, res.Decisions[string(policy.ReasonQueued)])

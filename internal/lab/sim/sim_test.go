@@ -11,6 +11,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
+	"github.com/warmpath/warmpath/internal/lab/race"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -20,7 +21,7 @@ var everyPolicy = Policies()
 // Every request of every policy ends once, its figures agree with themselves, and the same seed gives the same bytes.
 // That no booking is left is checked by Run itself.
 func TestEveryPolicy(t *testing.T) {
-	rs := chatsFor(t, 8, 30*time.Second)
+	rs := chatsFor(t, 8, race.Of(30*time.Second, 15*time.Second))
 	for _, name := range everyPolicy {
 		for _, share := range []Share{ShareNone, ShareLoad, ShareBroadcast} {
 			t.Run(name+"/"+string(share), func(t *testing.T) {
@@ -97,6 +98,7 @@ func TestMixedFleet(t *testing.T) {
 // number of clients, what is agreed stays, and on loads that are a little old the least loaded is where all go.
 func TestManyClients(t *testing.T) {
 	t.Parallel()
+	skipUnderRace(t)
 	rs := chatsFor(t, 12, 2*time.Minute)
 	at := func(name string, clients int, share Share) *drive.Result {
 		return runOf(t, rs, small(name, clients, share))

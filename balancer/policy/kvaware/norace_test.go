@@ -1,5 +1,0 @@
-//go:build !race
-
-package kvaware
-
-const raceAllocs = 0

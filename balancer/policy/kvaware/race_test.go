@@ -1,6 +1,0 @@
-//go:build race
-
-package kvaware
-
-// Under the race detector a sync.Pool drops what it is given at random.
-const raceAllocs = 50

@@ -1,5 +1,0 @@
-//go:build !race
-
-package prefixaffinity
-
-const raceAllocs = 0

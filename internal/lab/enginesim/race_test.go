@@ -1,5 +1,0 @@
-//go:build race
-
-package enginesim
-
-func init() { raceEnabled = true }

@@ -1,8 +1,0 @@
-//go:build !race
-
-package tests
-
-const (
-	raceEnabled = false
-	slowed      = 1
-)
