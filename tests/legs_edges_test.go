@@ -193,3 +193,26 @@ func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 	}
 	f.idle(t)
 }
+
+// Where the channel has another balancer meanwhile, an attempt has nothing of the legs of the last one.
+func TestLegsUnderAnotherBalancer(t *testing.T) {
+	f := startLegFleet(t, 1, 1)
+	u := members(f.members...)
+	u.serviceConfig = `{"loadBalancingConfig":[{"warmpath":{"policy":{"prefix_cache_affinity":{}}}}]}`
+	directory := newDirectory("other", u)
+	f.cc = dial(t, "other:///x", grpc.WithResolvers(directory), f.m.option)
+	f.splits(t)
+	f.by["p0"].instead(func(_ context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
+		f.by["p0"].instead(nil)
+		u.serviceConfig = `{"loadBalancingConfig":[{"round_robin":{}}]}`
+		directory.set(u)
+		eventually(t, "the other balancer", func() bool {
+			_, d, err := f.call(t, deadline(t), request())
+			return err == nil && d.Replica == ""
+		})
+		return nil, status.Error(codes.Unavailable, "down")
+	})
+	_, _, err := f.call(t, deadline(t), request())
+	require.NoError(t, err)
+	f.idle(t)
+}

@@ -144,7 +144,12 @@ func (c *Call) reserve(backoff time.Duration) error {
 		b = c.reserved.full
 	}
 	if b == nil || c.busy { // with an attempt of an interceptor that did not wait for its end
+		l := c.legs
+		c.legs = nil // of the attempt before
 		c.mu.Unlock()
+		if l != nil {
+			l.end()
+		}
 		return c.pause(backoff)
 	}
 	c.busy, c.shared, c.outcome.last = true, false, attempt{}
@@ -277,7 +282,7 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 	}
 	how := router.How{NoWait: true}
 	if c.legs != nil {
-		from := c.legs.from()
+		from, _ := c.legs.from()
 		if c.leg || from == nil {
 			return errLegs
 		}

@@ -97,24 +97,25 @@ func (l *legs) held(c *Call, b *Binding) bool {
 	return true
 }
 
-// from returns the replica that has prefilled the request where a decode leg may still begin with its answer, else nil.
-func (l *legs) from() *policy.Replica {
+// from returns the replica that has prefilled the request where a decode leg may still begin with its answer, until
+// then, else nil.
+func (l *legs) from() (_ *policy.Replica, until time.Time) {
 	if l == nil {
-		return nil
+		return nil, until
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if r := l.prefill.Decision().Replica; !l.over && time.Now().Before(l.until) && r.Connected() {
-		return r
+		return r, l.until
 	}
-	return nil
+	return nil, until
 }
 
 // inLegs has reserve reserve a replica for an attempt, or two for its legs. Where the prompt is prefilled already, it
 // is one that decodes it.
 func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) error) error {
-	if from := c.legs.from(); from != nil {
-		ctx, cancel := context.WithTimeout(c, lease)
+	if from, until := c.legs.from(); from != nil {
+		ctx, cancel := context.WithDeadline(c, until)
 		err := reserve(ctx, &router.Legs{From: from})
 		cancel()
 		if err == nil || c.Err() != nil {
@@ -359,7 +360,7 @@ func (l *legs) finish() {
 	if l == nil || l.done == nil {
 		return
 	}
-	if l.from() != nil {
+	if from, _ := l.from(); from != nil {
 		select {
 		case <-l.done:
 			return
