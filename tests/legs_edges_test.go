@@ -2,6 +2,9 @@ package tests
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -215,4 +218,48 @@ func TestLegsUnderAnotherBalancer(t *testing.T) {
 	_, _, err := f.call(t, deadline(t), request())
 	require.NoError(t, err)
 	f.idle(t)
+}
+
+// A mooncakeReplica is of a pair of which the one that decodes waits for the other's rank.
+type mooncakeReplica struct {
+	enginepb.UnimplementedVllmEngineServer
+	ranks chan *int32 // of prefill legs
+}
+
+func (r mooncakeReplica) Generate(q *enginepb.GenerateRequest, s grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
+	switch params := q.GetKvTransferParamsJson(); {
+	case strings.Contains(params, `"do_remote_decode":true`):
+		r.ranks <- q.DataParallelRank
+	case params != "":
+		rank := <-r.ranks
+		if rank == nil || !strings.Contains(params, fmt.Sprintf(`"remote_engine_id":"e_dp%d"`, *rank)) {
+			return status.Errorf(codes.InvalidArgument, "%s: not the rank that prefills", params)
+		}
+	}
+	return s.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: new(enginepb.GenerateComplete)}})
+}
+
+// The rank of an engine that a decode leg names is the one that prefills, also where the policy chooses none.
+func TestLegsOfARank(t *testing.T) {
+	r := mooncakeReplica{ranks: make(chan *int32, 1)}
+	register := func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, r) }
+	prefills, _ := serveLegs(t, register)
+	decodes, _ := serveLegs(t, register)
+	cc := dial(t, "ranks:///x", grpc.WithResolvers(newDirectory("ranks", members(
+		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, Ranks: 8, KVEngineID: "e"},
+		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
+	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	for n := 0; n < 20; {
+		var decision client.Decision
+		s, err := enginepb.NewVllmEngineClient(cc).Generate(client.WithDecision(deadline(t), &decision), &enginepb.GenerateRequest{
+			RequestId: "r", Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: request().GetTokenIds().Ids}},
+		})
+		for err == nil {
+			_, err = s.Recv()
+		}
+		require.ErrorIs(t, err, io.EOF)
+		if decision.Prefill != "" {
+			n++
+		}
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -91,8 +92,11 @@ func (l *legs) held(c *Call, b *Binding) bool {
 	l.server = c.reserved.server
 	l.kv = b.dialect(&c.key.request).Legs().For(d.Replica.KVEngineID)
 	l.transfer.Address, l.transfer.Engine = fleet.Bootstrap(d.Replica.Attributes), d.Replica.KVEngineID
-	if d.Replica.Ranks > 1 {
-		l.transfer.Engine += fmt.Sprintf("_dp%d", max(d.Rank(), 0))
+	if n := d.Replica.Ranks; n > 1 && l.transfer.Engine != "" {
+		if d.Rank() < 0 { // the engine would choose another one than the decode leg names
+			d.SetRank(rand.IntN(n))
+		}
+		l.transfer.Engine += fmt.Sprintf("_dp%d", d.Rank())
 	}
 	return true
 }
