@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -261,5 +262,31 @@ func TestLegsOfARank(t *testing.T) {
 		if decision.Prefill != "" {
 			n++
 		}
+	}
+}
+
+// While replicas of one role are being connected, calls wait for them as they wait in a channel of one replica.
+func TestFirstCallsWaitForBothRoles(t *testing.T) {
+	p, d := startLegReplica(t, "p"), startLegReplica(t, "d")
+	pairOnly := `"dialects":[{"like":"/vllm.Inference/Generate","kv":{"params":"10.3","answer":"2.8.6","pair_only":true,
+		"prefill":{"8.1":"1"},"decode":{"10.3":"$answer"}}}]`
+	for silent, others := range map[string]string{"p": "d", "d": "p"} {
+		l := listenLoopback(t) // it accepts connections, and is silent
+		t.Cleanup(func() { require.NoError(t, l.Close()) })
+		addrs := map[string]string{"p": p.addr, "d": d.addr}
+		addrs[silent] = l.Addr().String()
+		cc := dial(t, "first:///x", grpc.WithResolvers(newDirectory("first", members(
+			policy.Attributes{ID: "p", Address: addrs["p"], Role: policy.RolePrefill},
+			policy.Attributes{ID: "d", Address: addrs["d"], Role: policy.RoleDecode},
+		))), client.WithConfig(`{"policy":{"prefix_cache_affinity":{}},`+pairOnly+`}`))
+		stub := vllmpb.NewInferenceClient(cc)
+		eventually(t, "connection to "+others, func() bool {
+			_, err := stub.Generate(client.WithPin(deadline(t), others), request())
+			return err == nil
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		_, err := stub.Generate(ctx, request())
+		require.Equal(t, codes.DeadlineExceeded, status.Code(err), err)
+		cancel()
 	}
 }

@@ -1,6 +1,8 @@
 package balancer
 
 import (
+	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -89,6 +91,9 @@ func connection(r *policy.Replica) connectivity.State { return hostOf(r).connect
 // refuse turns the Router's error into one that makes gRPC do the right thing:
 // a status fails the call at once, another error lets wait_for_ready wait.
 func (p *picker) refuse(b *call.Binding, err error) (balancer.PickResult, error) {
+	if (err == router.ErrNotConnected || errors.Is(err, router.ErrNoSuchReplica)) && incomplete(b.Router) {
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	}
 	switch err {
 	case router.ErrNotConnected:
 		if len(b.Router.View().Connected()) > 0 {
@@ -102,6 +107,14 @@ func (p *picker) refuse(b *call.Binding, err error) (balancer.PickResult, error)
 			"; calls wait for room when the channel has the interceptors of client.New or client.DialOptions")
 	}
 	return balancer.PickResult{}, call.Status(err)
+}
+
+// incomplete reports whether replicas of a fleet with roles are being connected: some that can do nothing alone may be
+// connected before the others.
+func incomplete(r *router.Router) bool {
+	return r.Fleet.Divided() && slices.ContainsFunc(r.View().Replicas(), func(rep *policy.Replica) bool {
+		return connection(rep) == connectivity.Connecting
+	})
 }
 
 func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
