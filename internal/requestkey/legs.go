@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,15 +59,16 @@ func newLegs(kv *dialect.KV) (*Legs, error) {
 			return nil, fmt.Errorf("%s: %w", p.name, err)
 		}
 	}
+	handed := slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
+	if handed != l.sequential {
+		return nil, errors.New("answer: it goes with $answer in decode")
+	}
 	var err error
-	if l.prefill, err = assignments(kv.Prefill); err != nil {
+	if l.prefill, err = assignments(kv.Prefill, false); err != nil {
 		return nil, fmt.Errorf("prefill: %w", err)
 	}
-	if l.decode, err = assignments(kv.Decode); err != nil {
+	if l.decode, err = assignments(kv.Decode, handed); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
-	}
-	if handed := kv.Decode != nil && slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer"); handed != l.sequential {
-		return nil, errors.New("answer: it goes with $answer in decode")
 	}
 	if kv.Engine != nil {
 		if l.engine, err = newLegs(kv.Engine); err != nil {
@@ -76,10 +78,24 @@ func newLegs(kv *dialect.KV) (*Legs, error) {
 	return l, nil
 }
 
-// assignments compiles the fields that a leg gets, a message before what is in it.
-func assignments(fields map[dialect.Path]string) (all []assignment, err error) {
+// reference is how a value refers to something, and references are what it may refer to.
+var (
+	reference  = regexp.MustCompile(`\$\w+`)
+	references = []string{"$room", "$room32", "$host", "$port", "$address", "$engine"}
+)
+
+// assignments compiles the fields that a leg gets, a message before what is in it. handed: one may be the answer.
+func assignments(fields map[dialect.Path]string, handed bool) (all []assignment, err error) {
+	if len(fields) == 0 {
+		return nil, errors.New("it is not set")
+	}
 	for _, p := range slices.Sorted(maps.Keys(fields)) {
 		a := assignment{value: fields[p]}
+		for _, name := range reference.FindAllString(a.value, -1) {
+			if !slices.Contains(references, name) && !(handed && a.value == "$answer") {
+				return nil, fmt.Errorf("%q: %s is not one of %v, nor alone the answer in decode", p, name, references)
+			}
+		}
 		if a.integer = slices.Contains(integers, a.value); !a.integer {
 			_, number := strconv.ParseInt(a.value, 10, 64)
 			a.integer = number == nil

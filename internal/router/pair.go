@@ -64,7 +64,7 @@ func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
 		return
 	}
 	x.prefill, x.observer, x.request = l.Prefill, &p.Observer, *q
-	x.request.Prepared = nil
+	x.request.Prepared, x.request.Prompt = nil, policy.Prompt{}
 	*x.request.State() = state.Request{
 		Origin: s.Origin, Attempt: s.Attempt, Tried: s.Tried, Query: how.Query, Legs: &x.Legs,
 	}
