@@ -57,6 +57,7 @@ func (s *Session) uses(h *Handle) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !slices.Contains(s.used, w) {
+		s.used = slices.DeleteFunc(s.used, func(w weak.Pointer[Handle]) bool { return w.Value() == nil })
 		s.used = append(s.used, w)
 	}
 }
