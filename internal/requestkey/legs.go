@@ -127,7 +127,7 @@ func (m *Method) Splits(msg any) bool {
 	}
 	defer harmless()
 	s := open(msg, m.named, false)
-	set := false
+	set := s.typed == nil && s.raw == nil // it cannot be read
 	for _, alt := range m.legs.params.alts {
 		set = s.walk(s.message, alt, m.legs.params.want, func(value) {}) > 0 || set
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/dynamicpb"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 )
@@ -124,6 +125,32 @@ func TestNotSplit(t *testing.T) {
 		require.False(t, table.Lookup(method).Splits(build(t, nil, msg...)), method)
 	}
 	require.False(t, table.Lookup("/vllm.Inference/Generate").Splits(nil))
+}
+
+// What the application has set counts also where its stubs do not have the field, as those of a proxy.
+func TestFieldsThatStubsDoNotHave(t *testing.T) {
+	m := mustTable(t).Lookup("/vllm.Inference/Generate")
+	has := func(more ...pv) *dynamicpb.Message {
+		return build(t, nil, append(more, pv{"3", "hello"}, pv{"10.2", "salt"})...)
+	}
+	split := func(unknown ...pv) bool {
+		q, in := has(), build(t, nil, unknown...)
+		q.SetUnknown(marshal(t, in))
+		return m.Splits(q)
+	}
+	require.True(t, m.Splits(has()))
+	require.True(t, split(pv{"99", "x"}))
+	require.True(t, split(pv{"6.1", uint32(1)}))
+	require.False(t, split(pv{"6.1", uint32(2)}))
+	q := has()
+	kv := q.Get(q.Descriptor().Fields().ByNumber(10)).Message()
+	kv.SetUnknown(marshal(t, build(t, nil, pv{"3.1[do_remote_decode].4", uint32(1)})))
+	require.False(t, m.Splits(q))
+	q = has()
+	q.SetUnknown(marshal(t, build(t, nil, pv{"12", uint32(5)})))
+	require.Empty(t, m.PatchPriority(nil, 1, q))
+
+	require.False(t, m.Splits(struct{}{}), "a message that cannot be read")
 }
 
 func TestLegsConfig(t *testing.T) {

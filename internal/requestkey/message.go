@@ -140,6 +140,10 @@ func (s *source) walk(m message, p path, want kind, take func(value)) (n int) {
 		return n
 	}
 	fd, holds := st.in(m.typed.Descriptor())
+	if fd == nil && st.num != 0 { // the type may be older than what it was decoded from
+		wireField(m.typed.GetUnknown(), st, here, visit)
+		return n
+	}
 	if fd == nil || here&kinds[holds.Kind()] == 0 || !m.typed.Has(fd) {
 		return 0
 	}
