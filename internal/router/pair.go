@@ -209,7 +209,7 @@ func (c choice) decode(x *legs, from *policy.Replica) policy.Decision {
 		start := v.IntN(max(n, 1)) // so that clients do not all take the first of equals
 		for i := range n {
 			r := p.Replicas[(start+i)%n]
-			if r.State() == from.State() || !v.takes(&p, r) {
+			if r.ID == from.ID || !v.takes(&p, r) {
 				continue
 			}
 			if load := v.Load(r); best == nil || load < least {

@@ -9,7 +9,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/outlier"
 )
 
 func role(name string) func(*Member)  { return func(m *Member) { m.Role = name } }
@@ -548,56 +547,4 @@ func TestLegsModel(t *testing.T) {
 		require.Zero(t, r.Queued())
 		require.NoError(t, r.Close())
 	}
-}
-
-// Ejection is a preference: where no other pair serves a request, one with an ejected replica does.
-func TestPairOnlyOfEjectedReplicas(t *testing.T) {
-	for _, ejected := range []string{"p", "d"} {
-		w := newWard(t, 0)
-		o := w.opts
-		o.Policy = loading(leastLoaded)
-		w.Router = split(t, o, member("p", prefills), member("d", decodes))
-		for w.condition(ejected) != outlier.Ejected {
-			w.fail(ejected)
-			w.pass(round)
-		}
-		pre, b := new(Reservation), new(Reservation)
-		require.NoError(t, w.Reserve(t.Context(), ask(10), b, How{NoWait: true, Legs: &Legs{Prefill: pre, Only: true}}))
-		require.Equal(t, []string{"p", "d"}, []string{pre.Decision.Replica.ID, b.Decision.Replica.ID})
-		pre.Release()
-		b.Release()
-		idle(t, w.Router)
-	}
-}
-
-// A request that met one Router may meet the next one, whose policy is another.
-func TestLegsOfTheNextRouter(t *testing.T) {
-	var asked, ended []string
-	named := func(name string) policy.Policy {
-		p := loading(leastLoaded)
-		p.Prepare = func(_ context.Context, q *policy.Request, _ policy.View) error {
-			if was, ok := q.Prepared.(string); ok && was != name {
-				asked = append(asked, name+" finds what is of "+was)
-			}
-			q.Prepared = name
-			return nil
-		}
-		p.Observer.Completed = func(_ *policy.Request, d policy.Decision, _ policy.Outcome) {
-			ended = append(ended, name+" "+d.Replica.ID)
-		}
-		return p
-	}
-	q := ask(10_000)
-	for _, name := range []string{"first", "second"} {
-		r := split(t, Options{Policy: named(name)}, member("p", prefills), member("d", decodes))
-		decoding(t, r, 20)
-		p, _, pre, b := legsAt(t, r, q)
-		require.Equal(t, "p", p)
-		pre.Release()
-		r.Complete(q, pre.Decision, policy.Outcome{Sent: true})
-		b.Release()
-		NextAttempt(q, nil)
-	}
-	require.Empty(t, asked)
-	require.Equal(t, []string{"first p", "second p"}, ended)
 }
