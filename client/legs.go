@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/call"
 )
@@ -89,5 +91,9 @@ func (d *drained) await(k *core, receive func(grpc.ClientStream, any) error, m a
 	case d.err != nil:
 		return d.err
 	}
-	return k.call.Attempts.Decoded(&d.msg, m)
+	if err := k.call.Attempts.Decoded(&d.msg, m); err != nil {
+		k.settle(d.at) // it is an answer all the same
+		return status.Errorf(codes.Internal, "warmpath: the first message cannot be decoded: %v", err)
+	}
+	return nil
 }

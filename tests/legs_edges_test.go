@@ -290,3 +290,40 @@ func TestFirstCallsWaitForBothRoles(t *testing.T) {
 		cancel()
 	}
 }
+
+// A first message that cannot be decoded is the end of the call, as any other is, and of its decode leg.
+func TestLegsWithAnAnswerThatIsNone(t *testing.T) {
+	var p nixlReplica
+	prefills, _ := serveLegs(t, func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, &p) })
+	l, legs := listenLoopback(t), atomic.Int64{}
+	d := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+		var q []byte
+		if err := s.RecvMsg(&q); err != nil {
+			return err
+		}
+		legs.Add(1)
+		if err := s.SendMsg([]byte{0xff}); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	}))
+	go func() { _ = d.Serve(l) }()
+	t.Cleanup(d.Stop)
+	m := newMeter(t)
+	cc := dial(t, "none:///x", grpc.WithResolvers(newDirectory("none", members(
+		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100},
+		policy.Attributes{ID: "d", Address: l.Addr().String(), Role: policy.RoleDecode, Weight: 1},
+	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), m.option)
+	for p.legs.Load() == 0 {
+		legs.Store(0)
+		s, err := enginepb.NewVllmEngineClient(cc).Generate(deadline(t), &enginepb.GenerateRequest{
+			RequestId: "r", Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: request().GetTokenIds().Ids}},
+		})
+		require.NoError(t, err)
+		_, err = s.Recv()
+		require.Equal(t, codes.Internal, status.Code(err), err)
+	}
+	require.EqualValues(t, 1, legs.Load())
+	eventually(t, "an end of all reservations", func() bool { return m.ongoing(t) == 0 })
+}
