@@ -49,6 +49,7 @@ type legs struct {
 	usage   policy.Usage       // of the prefill leg
 	over    bool               // the decode leg has its first message: the transfer is complete
 	suspect bool               // the transfer may have failed
+	aborted []chan struct{}    // each closed when an Abort of a leg has ended
 }
 
 // errLegs is the error of a leg that would be sent without the other, or to a replica that the other does not name.
@@ -119,6 +120,7 @@ func (l *legs) from() (_ *policy.Replica, until time.Time) {
 // is one that decodes it.
 func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) error) error {
 	if from, until := c.legs.from(); from != nil {
+		c.legs.awaitAborts(c)
 		ctx, cancel := context.WithDeadline(c, until)
 		err := reserve(ctx, &router.Legs{From: from})
 		cancel()
@@ -128,6 +130,7 @@ func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) er
 	}
 	if c.legs != nil {
 		c.legs.end()
+		c.legs.awaitAborts(c)
 	}
 	var l *legs
 	how := b.legs(&c.key.request)
@@ -388,6 +391,36 @@ func (l *legs) end() {
 		}
 	}
 	p.End()
+}
+
+// aborts notes that the engine of a leg is asked to stop, and returns what is called when it has answered.
+func (l *legs) aborts() (ended func()) {
+	if l == nil {
+		return func() {}
+	}
+	done := make(chan struct{})
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.aborted = append(l.aborted, done)
+	return func() { close(done) }
+}
+
+// awaitAborts waits until the engines of the last attempt's legs have stopped: an Abort names the request by its id,
+// and would end the next attempt at the same engine as well. It does not wait for long: an engine may be dead.
+func (l *legs) awaitAborts(ctx context.Context) {
+	l.mu.Lock()
+	all := l.aborted
+	l.aborted = nil
+	l.mu.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	for _, done := range all {
+		select {
+		case <-done:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // broke reports whether a leg that failed with a status may have failed with the transfer. Then the next attempt does

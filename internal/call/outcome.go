@@ -77,8 +77,10 @@ func (c *Call) abort(info balancer.DoneInfo) {
 // stop has the engine of the last reservation stop the request.
 func (c *Call) stop(b *Binding) {
 	ctx := context.WithoutCancel(c.Context)
+	ended := c.legs.aborts()
 	b.Abort(ctx, c.Decision().Replica.ID, b.dialect(&c.key.request).Abort(), c.key.abort, func(how string) {
 		b.Telemetry.Count(ctx, telemetry.Aborts, b.Policy, how)
+		ended()
 	})
 }
 
