@@ -325,6 +325,8 @@ func (r *requestCodec) kept() (mem.BufferSlice, error) {
 // Sends gives the request message, which is sent once for each attempt. It returns the options of the attempts.
 func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 	c := a.call
+	b := c.handle.bound.Load()
+	prioritized := len(metadata.ValueFromOutgoingContext(c.Context, b.PriorityKey)) > 0 // the context is the application's
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.key.msg = msg
@@ -338,9 +340,7 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 		once = true
 	}
 	// A patch is appended when gRPC encodes the message, since only then the replica is certain.
-	b := c.handle.bound.Load()
-	patched := b == noBinding || b.Ranks || b.Router.Fleet.Divided() ||
-		len(metadata.ValueFromOutgoingContext(c.Context, b.PriorityKey)) > 0
+	patched := b == noBinding || b.Ranks || b.Router.Fleet.Divided() || prioritized
 	if !once && !patched {
 		return o.Attempts
 	}
