@@ -65,11 +65,3 @@ func (m *Method) MaxTokens(msg any) int {
 	s := open(msg, m.named, false)
 	return max(m.maxTokens.count(&s), 0)
 }
-
-// PatchMaxTokens appends the bound of output tokens to a patch. It returns false where requests have no field for it.
-func (m *Method) PatchMaxTokens(patch []byte, n int) ([]byte, bool) {
-	if len(m.maxTokens.alts) == 0 {
-		return patch, false
-	}
-	return m.maxTokens.number(patch, int64(n)), true
-}
