@@ -206,18 +206,30 @@ func TestLegsUnderAnotherBalancer(t *testing.T) {
 	directory := newDirectory("other", u)
 	f.cc = dial(t, "other:///x", grpc.WithResolvers(directory), f.m.option)
 	f.splits(t)
-	f.by["p0"].instead(func(_ context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
+	entered, leave := make(chan struct{}), make(chan struct{})
+	f.by["p0"].instead(func(ctx context.Context, _ *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
 		f.by["p0"].instead(nil)
-		u.serviceConfig = `{"loadBalancingConfig":[{"round_robin":{}}]}`
-		directory.set(u)
-		eventually(t, "the other balancer", func() bool {
-			_, d, err := f.call(t, deadline(t), request())
-			return err == nil && d.Replica == ""
-		})
+		close(entered)
+		select {
+		case <-leave:
+		case <-ctx.Done():
+		}
 		return nil, status.Error(codes.Unavailable, "down")
 	})
-	_, _, err := f.call(t, deadline(t), request())
-	require.NoError(t, err)
+	result, q := make(chan error, 1), request()
+	go func() {
+		_, _, err := f.call(t, deadline(t), q)
+		result <- err
+	}()
+	<-entered
+	u.serviceConfig = `{"loadBalancingConfig":[{"round_robin":{}}]}`
+	directory.set(u)
+	eventually(t, "the other balancer", func() bool {
+		_, d, err := f.call(t, deadline(t), request())
+		return err == nil && d.Replica == ""
+	})
+	close(leave)
+	require.NoError(t, <-result)
 	f.idle(t)
 }
 
@@ -326,4 +338,29 @@ func TestLegsWithAnAnswerThatIsNone(t *testing.T) {
 	}
 	require.EqualValues(t, 1, legs.Load())
 	eventually(t, "an end of all reservations", func() bool { return m.ongoing(t) == 0 })
+}
+
+// salted sends every message with a cache salt of its own.
+type salted struct{ grpc.ClientStream }
+
+func (s salted) SendMsg(m any) error {
+	q := proto.CloneOf(m.(*vllmpb.GenerateRequest))
+	q.Kv.CacheSalt = "of the interceptor"
+	return s.ClientStream.SendMsg(q)
+}
+
+// An interceptor inside that sends another message sends it in both legs: they are of one prompt.
+func TestLegsOfAnotherMessage(t *testing.T) {
+	f := startLegFleet(t, 1, 1)
+	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			s, err := open(ctx)
+			return salted{s}, err
+		}))
+	q := request()
+	last, d, err := f.call(t, deadline(t), q)
+	require.NoError(t, err)
+	q.Kv.CacheSalt = "of the interceptor"
+	requireLegs(t, f, q, last, d)
+	f.idle(t)
 }

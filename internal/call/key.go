@@ -262,12 +262,8 @@ type requestCodec struct {
 }
 
 // Marshal implements [encoding.CodecV2].
-func (r *requestCodec) Marshal(m any) (out mem.BufferSlice, err error) {
-	if r.once && sameMessage(m, r.msg) {
-		out, err = r.kept()
-	} else {
-		out, err = r.CodecV2.Marshal(m)
-	}
+func (r *requestCodec) Marshal(m any) (mem.BufferSlice, error) {
+	out, err := r.encode(m)
 	c := r.call
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -278,6 +274,14 @@ func (r *requestCodec) Marshal(m any) (out mem.BufferSlice, err error) {
 		out = append(slices.Clip(out), mem.SliceBuffer(patch))
 	}
 	return out, nil
+}
+
+// encode encodes a message, which is another one where an interceptor inside sends that.
+func (r *requestCodec) encode(m any) (mem.BufferSlice, error) {
+	if r.once && sameMessage(m, r.msg) {
+		return r.kept()
+	}
+	return r.CodecV2.Marshal(m)
 }
 
 // patch is what the attempt at gRPC appends to the encoded request message. Called with mu held.

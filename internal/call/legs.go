@@ -446,12 +446,12 @@ type legCodec struct {
 }
 
 // Marshal implements [encoding.CodecV2].
-func (r *legCodec) Marshal(any) (mem.BufferSlice, error) {
-	out, err := r.kept()
+func (r *legCodec) Marshal(m any) (mem.BufferSlice, error) {
+	out, err := r.encode(m)
 	if err != nil {
 		return nil, err
 	}
 	r.leg.mu.Lock()
 	defer r.leg.mu.Unlock()
-	return append(out, mem.SliceBuffer(r.leg.patch(r.msg))), nil
+	return append(slices.Clip(out), mem.SliceBuffer(r.leg.patch(m))), nil
 }
