@@ -46,27 +46,18 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 	k.filled, k.uses = true, k.uses|b.Uses
 	b.ReadMetadata(ctx, r, q)
 	if k.msg != nil {
-		k.read(h, b)
+		m, named := b.dialect(q), q.ID != "" // by the metadata
+		if err := m.Request(q, k.uses, k.msg); err != nil {
+			h.warnUnread(q.Method, err)
+		}
+		if k.abort = ""; m.Abort() != "" {
+			if k.abort = q.ID; named {
+				k.abort = m.RequestID(k.msg)
+			}
+		}
 	}
 	if q.Session == "" && q.Prompt.Empty() && b.Uses&policy.UsesSession != 0 && b.SessionKeys != nil {
 		b.SessionKeys.Agent(ctx, q)
-	}
-}
-
-// read takes the key from the message.
-func (k *key) read(h *Handle, b *Binding) {
-	q := &k.request
-	m, named := b.dialect(q), q.ID != "" // by the metadata
-	if err := m.Request(q, k.uses, k.msg); err != nil {
-		h.warnUnread(q.Method, err)
-	}
-	switch {
-	case !m.Aborts():
-		k.abort = ""
-	case named:
-		k.abort = m.RequestID(k.msg)
-	default:
-		k.abort = q.ID
 	}
 }
 

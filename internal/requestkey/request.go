@@ -139,10 +139,6 @@ func raise(u *policy.Usage, prompt, output, cached int) bool {
 // request is a message whose field 1 is the id.
 func (m *Method) Abort() string { return m.dialect.Abort }
 
-// Aborts reports whether requests of the method are to be ended by a call of their own when
-// they are cancelled: whether [Method.Abort] can return something.
-func (m *Method) Aborts() bool { return m.Abort() != "" }
-
 // RequestID reads the request id out of a request message, "" where it has none.
 func (m *Method) RequestID(msg any) (id string) {
 	defer harmless()

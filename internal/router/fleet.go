@@ -298,7 +298,7 @@ func (s *sessions) slot(session string) (slot *atomic.Uint64, hash uint64) {
 
 // note records that the session of a request went to a replica, unless it ends with the request.
 func (s *sessions) note(q *policy.Request, l *live) {
-	if s == nil || q.Session == "" {
+	if s == nil {
 		return
 	}
 	slot, hash := s.slot(q.Session)

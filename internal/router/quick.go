@@ -35,7 +35,9 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 		k.Release(rep)
 		return nil, "", false
 	}
-	r.Fleet.sessions.note(q, liveOf(rep))
+	if q.Session != "" {
+		r.Fleet.sessions.note(q, liveOf(rep))
+	}
 	return rep, why, true
 }
 

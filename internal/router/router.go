@@ -248,7 +248,9 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 
 // routed notes the reservations that a call got.
 func (r *Router) routed(q *policy.Request, b *Reservation) {
-	r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
+	if q.Session != "" {
+		r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
+	}
 	if r.gate.enter() {
 		defer r.gate.leave()
 		r.observe(&r.own, q, &b.Decision)
