@@ -311,7 +311,7 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 	c.busy, c.rank, c.reserved.binding = true, 0, b
 	q, d := &c.key.request, c.Decision()
 	c.outcome.last = attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}
-	if b.Router.Observes() && !c.reserved.held.Watched() {
+	if !c.reserved.held.Watched() && b.Router.Observes() {
 		c.outcome.began = time.Since(started)
 	}
 	app := c.Context

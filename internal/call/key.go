@@ -70,7 +70,9 @@ var priorities = map[string]int{"low": -1, "normal": 0, "high": 1}
 // ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id
 // is the last.
 func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request) {
-	r.apply(q)
+	if r != nil {
+		r.apply(q)
+	}
 	if b.Uses&policy.UsesSession != 0 && q.Session == "" && b.SessionKeys != nil {
 		q.Session = b.SessionKeys.Outgoing(ctx)
 		if q.Session == "" && b.Uses&policy.UsesPrompt == 0 { // else the prompt is the key
@@ -178,10 +180,8 @@ func (r *Route) changed(change func(*Route)) *Route {
 
 // apply puts the route into a request.
 func (r *Route) apply(q *policy.Request) {
-	if r != nil {
-		q.Session, q.Pin, q.Exclude = requestkey.Session(r.Session), r.Pin, r.Exclude
-		q.SetParent(r.parent)
-	}
+	q.Session, q.Pin, q.Exclude = requestkey.Session(r.Session), r.Pin, r.Exclude
+	q.SetParent(r.parent)
 }
 
 // Beyond returns what another channel takes from a route found in the context of an attempt of the call: what was set

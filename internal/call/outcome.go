@@ -26,11 +26,13 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.busy = false
-	if info.Err != nil && c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
-		c.reserved.binding.broke(&c.handle.quarantine, &c.outcome.last, info.Err, 0, false)
+	held, report, refused := &c.reserved.held, load.Report{}, false
+	if info.Err != nil {
+		if c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
+			c.reserved.binding.broke(&c.handle.quarantine, &c.outcome.last, info.Err, 0, false)
+		}
+		report, refused = refusal(info)
 	}
-	held := &c.reserved.held
-	report, refused := refusal(info)
 	if refused {
 		held.Refused(report)
 	} else {
@@ -45,12 +47,13 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 		return
 	}
 	o := &c.outcome
-	o.last.Refused = refused
-	o.last.ended(info)
-	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, fault.Of(info.Err)
+	last := &o.last
+	last.Refused, last.Err, last.BytesSent, last.BytesReceived = refused, info.Err, info.BytesSent, info.BytesReceived
+	last.statusAlone = len(info.Trailer["content-type"]) > 0 // an answer without headers and messages has it there
+	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, state.NoFault
 	c.pending = true
 	if info.Err != nil {
-		if c.late && o.result.Fault != state.NoFault {
+		if o.result.Fault = fault.Of(info.Err); c.late && o.result.Fault != state.NoFault {
 			o.result.Fault = state.Late
 		}
 		c.abort(info)
@@ -211,12 +214,6 @@ type attempt struct {
 	breaks uint64 // of connections, before it began
 }
 
-// ended notes how the attempt ended. An answer without headers and messages has its content type in the trailer.
-func (a *attempt) ended(i balancer.DoneInfo) {
-	a.Err, a.BytesSent, a.BytesReceived = i.Err, i.BytesSent, i.BytesReceived
-	a.statusAlone = len(i.Trailer["content-type"]) > 0
-}
-
 // NoteQuick records a quick pick. It builds a decision only where that is observed.
 func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
@@ -235,12 +232,9 @@ func FailedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInf
 	r.Release(replica)
 }
 
-// refusal returns what a replica reported that refused because it is full. A plain RESOURCE_EXHAUSTED may be anything,
-// and so may one that names no bound.
+// refusal returns what a replica reported that failed an attempt because it is full. A plain RESOURCE_EXHAUSTED may be
+// anything, and so may one that names no bound.
 func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {
-	if done.Err == nil {
-		return load.Report{}, false
-	}
 	raw := done.Trailer[warmpathv1.TrailerRejection]
 	var r warmpathv1.Rejection
 	if len(raw) == 0 || status.Code(done.Err) != codes.ResourceExhausted ||

@@ -140,8 +140,8 @@ func (s *source) walk(m message, p path, want kind, take func(value)) (n int) {
 		return n
 	}
 	fd, holds := st.in(m.typed.Descriptor())
-	if fd == nil && st.num != 0 { // the type may be older than what it was decoded from
-		wireField(m.typed.GetUnknown(), st, here, visit)
+	if unknown := m.typed.GetUnknown(); fd == nil && st.num != 0 && len(unknown) > 0 {
+		wireField(unknown, st, here, visit) // the type may be older than what it was decoded from
 		return n
 	}
 	if fd == nil || here&kinds[holds.Kind()] == 0 || !m.typed.Has(fd) {
@@ -167,6 +167,21 @@ func (s *source) walk(m message, p path, want kind, take func(value)) (n int) {
 		visit(valueOf(fd, m.typed.Get(fd)))
 	}
 	return n
+}
+
+// in returns the field of a step and what it, or each place of its list or map, holds; nil where the type has no field
+// that fits.
+func (st *step) in(d protoreflect.MessageDescriptor) (fd, holds protoreflect.FieldDescriptor) {
+	if fd = d.Fields().ByNumber(st.num); st.name != "" {
+		fd = d.Fields().ByName(protoreflect.Name(st.name))
+	}
+	if fd == nil || fd.IsMap() != (st.key != "") || st.key != "" && fd.MapKey().Kind() != protoreflect.StringKind {
+		return nil, nil
+	}
+	if st.key != "" {
+		return fd, fd.MapValue()
+	}
+	return fd, fd
 }
 
 // wireField calls take for each value of a field of an encoded message that is of the wanted kinds.
@@ -276,6 +291,9 @@ func (v *value) string() string {
 	}
 	return v.text
 }
+
+// bytesOf returns s as bytes that share its memory and must not be changed.
+func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
 
 // printable reports whether a session is text: what a field holds that once was a message is not.
 func printable(s string) bool {

@@ -20,21 +20,6 @@ type step struct {
 	key  string // of a map or a tensor; "" = the field is neither
 }
 
-// in returns the field of a step and what it, or each place of its list or map, holds; nil where the type has no field
-// that fits.
-func (st *step) in(d protoreflect.MessageDescriptor) (fd, holds protoreflect.FieldDescriptor) {
-	if fd = d.Fields().ByNumber(st.num); st.name != "" {
-		fd = d.Fields().ByName(protoreflect.Name(st.name))
-	}
-	if fd == nil || fd.IsMap() != (st.key != "") || st.key != "" && fd.MapKey().Kind() != protoreflect.StringKind {
-		return nil, nil
-	}
-	if st.key != "" {
-		return fd, fd.MapValue()
-	}
-	return fd, fd
-}
-
 // A path is one alternative: the steps from a message to a value.
 type path []step
 

@@ -74,9 +74,6 @@ func (b *batch) add(prompt string) {
 // alias returns b as a string that shares its memory.
 func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) }
 
-// bytesOf returns s as bytes that share its memory and must not be changed.
-func bytesOf(s string) []byte { return unsafe.Slice(unsafe.StringData(s), len(s)) }
-
 // A Chat is what [ReadChat] finds in a prompt.
 type Chat struct {
 	Tools    []json.RawMessage // those offered

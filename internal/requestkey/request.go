@@ -95,7 +95,9 @@ func (m *Method) readPrompt(q *policy.Request, s *source) (unread bool) {
 	}
 	if !p.Empty() {
 		q.SetPrompt(p)
-		m.mixMedia(q, s)
+		if len(m.media.alts) > 0 {
+			m.mixMedia(q, s)
+		}
 	}
 	return unread
 }

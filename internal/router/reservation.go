@@ -50,7 +50,9 @@ func (b *Reservation) PrefillDone() {
 		b.Decision.State().Route = nil // it is shared once
 	}
 	r.mu.Unlock()
-	r.Routes.send(&b.Decision, route)
+	if route != nil {
+		r.Routes.send(&b.Decision, route)
+	}
 }
 
 // Watched reports whether Answered returns how long the first message took. It is for the goroutine that made the pick.

@@ -135,11 +135,8 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 	if is.Attempt > 0 {
 		because(d, policy.ReasonRetry)
 	}
-	if x := shadowOf(q); x != nil {
-		x.decided = false // that was an earlier pick
-	}
-	if r.shades() && !is.Query && d.State().Prefill == nil && !d.State().Decode {
-		r.shadow.choose(q, v, d)
+	if r.shadow != nil || is.Shadow != nil {
+		r.shade(q, v, d)
 	}
 	l := liveOf(d.Replica)
 	book := l.Book.Load()
@@ -237,8 +234,10 @@ func (r *Router) Next(q *policy.Request, reserved *policy.Replica, n int, to []p
 
 // narrow makes the sets of long lists before the lock is taken, so that no choice has to.
 func narrow(q *policy.Request) {
-	q.State().Excludes(q.Exclude, q.Allow, "")
-	q.State().HasTried("")
+	if s := q.State(); len(q.Exclude)+len(q.Allow)+len(s.Tried) > 0 {
+		s.Excludes(q.Exclude, q.Allow, "")
+		s.HasTried("")
+	}
 }
 
 // next returns a decision without replica if none is available.

@@ -167,7 +167,7 @@ func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	s.Epoch, s.AnyModel = v.epoch, v.anyModel(q)
 	// A pinned request is where its route is observed.
 	decides := r.opts.Policy.Prepare != nil && (q.Pin == "" || r.own.Routed != nil) && r.Rollout.Decides(q)
-	shades := r.shades() && (q.Pin == "" || r.shadow.Observer.Routed != nil)
+	shades := r.shadow != nil && r.shades() && (q.Pin == "" || r.shadow.Observer.Routed != nil)
 	if !decides && !shades {
 		return
 	}
@@ -232,8 +232,8 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if !o.Sent {
 		r.takeBack(own, q, &d)
 	}
-	if o.Prefilled() {
-		r.Routes.send(&d, d.State().Route)
+	if route := d.State().Route; route != nil && o.Prefilled() {
+		r.Routes.send(&d, route)
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()
@@ -265,7 +265,9 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 
 // observe passes a route to what observes it.
 func (r *Router) observe(own *policy.Observer, q *policy.Request, d *policy.Decision) {
-	r.Routes.note(q, d)
+	if r.Routes.sink.Load() != nil {
+		r.Routes.note(q, d)
+	}
 	d.State().Observed = !d.State().Plain
 	if own.Routed != nil && d.State().Observed {
 		own.Routed(q, *d)

@@ -28,14 +28,14 @@ type blocks interface {
 
 // note keeps what is to be shared of a reservation until its replica answers.
 func (s *Routes) note(q *policy.Request, d *policy.Decision) {
-	if b, ok := q.Prepared.(blocks); ok && s.index && s.sink.Load() != nil {
+	if b, ok := q.Prepared.(blocks); ok && s.index {
 		d.State().Route, _ = b.Superblocks(nil)
 	}
 }
 
 // send shares what was kept of a reservation whose replica has the prompt.
 func (s *Routes) send(d *policy.Decision, route []uint64) {
-	if sink := s.sink.Load(); sink != nil && len(route) > 0 {
+	if sink := s.sink.Load(); sink != nil {
 		(*sink)(d.Replica, max(d.Rank(), 0), route)
 	}
 }

@@ -40,6 +40,16 @@ func Shadow(q *policy.Request) (name string, d policy.Decision, actual int, ok b
 // shades reports whether the shadow is to be called: the kill switch is the shadow's too.
 func (r *Router) shades() bool { return r.shadow != nil && !r.Rollout.off() }
 
+// shade asks the shadow about a request, unless that is a leg or not sent. Called with mu held, before it is charged.
+func (r *Router) shade(q *policy.Request, v *view, d *policy.Decision) {
+	if x := shadowOf(q); x != nil {
+		x.decided = false // that was an earlier pick
+	}
+	if r.shades() && !q.State().Query && d.State().Prefill == nil && !d.State().Decode {
+		r.shadow.choose(q, v, d)
+	}
+}
+
 // sees returns the request as this shadow sees it: a copy, in which nothing is prepared at first. It has the prompt of
 // the request until done.
 func (s *shadow) sees(q *policy.Request, v *view) *shadowed {
@@ -57,7 +67,7 @@ func (s *shadow) sees(q *policy.Request, v *view) *shadowed {
 
 func (x *shadowed) done() { x.request.Prompt = policy.Prompt{} }
 
-// choose asks the shadow. d is where the request goes. Called with the Router's mutex held, before it is charged.
+// choose asks the shadow. d is where the request goes.
 func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision) {
 	x := s.sees(q, v)
 	defer x.done()
