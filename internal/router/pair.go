@@ -95,9 +95,9 @@ func (x *legs) withdraw() {
 	}
 }
 
-// observeLegs passes the route of the prefill leg to what observes it.
-func (r *Router) observeLegs(q *policy.Request) {
-	if x := legsOf(q); x.two() {
+// routed passes the route of the prefill leg to what observes it.
+func (x *legs) routed(r *Router) {
+	if x.two() {
 		r.observe(x.observer, &x.request, &x.prefill.Decision)
 	}
 }

@@ -255,7 +255,7 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 		defer r.gate.leave()
 		r.observe(&r.own, q, &b.Decision)
 		if q.State().Legs != nil {
-			r.observeLegs(q)
+			legsOf(q).routed(r)
 		}
 		if r.shadow != nil {
 			r.shadow.routed(q)
