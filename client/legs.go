@@ -31,14 +31,8 @@ func (s sender) Send(ctx context.Context, msg any, opts []grpc.CallOption, each 
 
 // Send implements call.Sender: it sends the prefill leg of a streaming call.
 func (k *core) Send(ctx context.Context, msg any, opts []grpc.CallOption, each func([]byte)) error {
-	cs, err := k.open(ctx, k.desc, k.conn, k.method, opts...)
-	if err == nil {
-		err = cs.SendMsg(msg)
-	}
-	if err == nil {
-		err = cs.CloseSend()
-	}
-	if err != nil && err != io.EOF { // RecvMsg has the status
+	cs, err := k.request(ctx, msg, opts)
+	if err != nil {
 		return err
 	}
 	for {
@@ -50,6 +44,21 @@ func (k *core) Send(ctx context.Context, msg any, opts []grpc.CallOption, each f
 		}
 		each(response.Bytes)
 	}
+}
+
+// request opens a stream with a request message, beside the one of the call's attempt.
+func (k *core) request(ctx context.Context, msg any, opts []grpc.CallOption) (grpc.ClientStream, error) {
+	cs, err := k.open(ctx, k.desc, k.conn, k.method, opts...)
+	if err != nil {
+		return nil, err
+	}
+	if err = cs.SendMsg(msg); err == nil {
+		err = cs.CloseSend()
+	}
+	if err == io.EOF { // RecvMsg has the status
+		err = nil
+	}
+	return cs, err
 }
 
 // A drained is the first message of a decode leg. An engine may not survive the end of the leg during the transfer, so

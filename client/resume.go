@@ -25,7 +25,7 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 			break
 		}
 		var cs grpc.ClientStream
-		if cs, broken = k.again(msg); broken == nil {
+		if cs, broken = k.request(&k.call, msg, k.options.Attempts); broken == nil {
 			broken = cs.RecvMsg(m)
 		}
 		if broken != nil && broken != io.EOF {
@@ -44,21 +44,6 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 		*err = k.ended()
 	}
 	return true
-}
-
-// again opens a stream with another request message.
-func (k *core) again(msg any) (grpc.ClientStream, error) {
-	cs, err := k.open(&k.call, k.desc, k.conn, k.method, k.options.Attempts...)
-	if err != nil {
-		return nil, err
-	}
-	if err = cs.SendMsg(msg); err == nil {
-		err = cs.CloseSend()
-	}
-	if err == io.EOF { // RecvMsg has the status
-		err = nil
-	}
-	return cs, err
 }
 
 // continued is the stream of an attempt that goes on with an earlier one. The application has the header of the first.

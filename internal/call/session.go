@@ -7,7 +7,6 @@ import (
 	"weak"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // A Session is a conversation with its own life: its calls share a prefix that grows, so they go where it is cached.
@@ -36,8 +35,10 @@ func (s *Session) End() {
 	used := s.used
 	s.used = nil
 	s.mu.Unlock()
-	q := policy.Request{Session: requestkey.Session(s.id)}
-	q.SetParent(s.parent)
+	var r Route
+	var q policy.Request
+	r.SetSessionOf(s)
+	r.apply(&q)
 	for _, w := range used {
 		if h := w.Value(); h != nil {
 			h.forget(q.Session)
