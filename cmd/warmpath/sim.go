@@ -178,17 +178,19 @@ func (s *simulate) checkRoles(split bool) error {
 			return err
 		}
 	}
-	s.Prefill, s.Decode = s.roles[policy.RolePrefill], s.roles[policy.RoleDecode]
 	switch {
 	case split && len(s.roles) == 0:
 		return usagef("--split: it goes with --roles")
+	case len(s.roles) == 0:
+		return nil
 	case len(s.splits) == 0:
 		return usagef("--split: none is named")
 	}
+	s.Prefill, s.Decode = s.roles[policy.RolePrefill], s.roles[policy.RoleDecode]
 	for _, name := range s.policies {
 		config := s.Config
 		config.Channel.Policy.Name = name
-		if err := config.Check(); err != nil && s.roles != nil {
+		if err := config.Check(); err != nil {
 			return usagef("--roles: %w", err)
 		}
 	}

@@ -16,7 +16,7 @@ import (
 // Fleet is simulated engines on loopback sockets, named r0, r1 and so on.
 type Fleet struct {
 	servers  []*grpcserver.Server
-	prefills int
+	replicas []policy.Attributes
 }
 
 // StartFleet starts n engines alike. Where the config has a log of KV events, each has one of its own.
@@ -26,7 +26,7 @@ func StartFleet(ctx context.Context, n int, c grpcserver.Config) (*Fleet, error)
 
 // StartDivided starts n engines of which the first ones prefill for the others, which decode; with 0 none has a role.
 func StartDivided(ctx context.Context, n, prefills int, c grpcserver.Config) (*Fleet, error) {
-	f := &Fleet{prefills: prefills}
+	f := &Fleet{}
 	for i := range n {
 		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 		if err != nil {
@@ -36,11 +36,13 @@ func StartDivided(ctx context.Context, n, prefills int, c grpcserver.Config) (*F
 		if c.KVEvents != nil {
 			c.KVEvents = kvpublish.NewLog(0)
 		}
-		switch {
-		case i < prefills:
-			c.Disaggregation = &grpcserver.Disaggregation{Role: grpcserver.Prefill}
-		case prefills > 0:
-			c.Disaggregation = &grpcserver.Disaggregation{Role: grpcserver.Decode}
+		role := ""
+		if prefills > 0 {
+			role = policy.RoleDecode
+			if i < prefills {
+				role = policy.RolePrefill
+			}
+			c.Disaggregation = &grpcserver.Disaggregation{Role: grpcserver.Role(role)}
 		}
 		s, err := grpcserver.Start(lis, c)
 		if err != nil {
@@ -48,33 +50,22 @@ func StartDivided(ctx context.Context, n, prefills int, c grpcserver.Config) (*F
 			return nil, fmt.Errorf("start an engine: %w", err)
 		}
 		f.servers = append(f.servers, s)
+		f.replicas = append(f.replicas, policy.Attributes{ID: "r" + strconv.Itoa(i), Address: s.Addr().String(), Role: role})
 	}
 	return f, nil
 }
 
 // Target is the dial target of the fleet, without the roles of its engines.
 func (f *Fleet) Target() string {
-	entries := make([]string, len(f.servers))
-	for i, a := range f.Replicas() {
+	entries := make([]string, len(f.replicas))
+	for i, a := range f.replicas {
 		entries[i] = a.ID + "=" + a.Address
 	}
 	return resolver.Scheme + ":///" + strings.Join(entries, ",")
 }
 
 // Replicas are the engines as a fleet file describes them.
-func (f *Fleet) Replicas() []policy.Attributes {
-	all := make([]policy.Attributes, len(f.servers))
-	for i, s := range f.servers {
-		all[i] = policy.Attributes{ID: "r" + strconv.Itoa(i), Address: s.Addr().String()}
-		switch {
-		case i < f.prefills:
-			all[i].Role = policy.RolePrefill
-		case f.prefills > 0:
-			all[i].Role = policy.RoleDecode
-		}
-	}
-	return all
-}
+func (f *Fleet) Replicas() []policy.Attributes { return f.replicas }
 
 // Kill ends the engines and the calls on them.
 func (f *Fleet) Kill() {
