@@ -7,11 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"sync"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/internal/fleetfile"
+	"github.com/warmpath/warmpath/internal/pemfile"
 )
 
 // TLS has the server's certificate, and the authority of clients' certificates. The files are PEM, and are read again
@@ -83,12 +83,7 @@ func loadPEM(cert, key, field, ca string) (pair []tls.Certificate, authorities *
 	if ca == "" {
 		return pair, nil, nil
 	}
-	raw, err := os.ReadFile(ca)
-	authorities = x509.NewCertPool()
-	if err == nil && !authorities.AppendCertsFromPEM(raw) {
-		err = fmt.Errorf("%s has no certificate", ca)
-	}
-	if err != nil {
+	if authorities, err = pemfile.Authorities(ca); err != nil {
 		return nil, nil, fmt.Errorf("%s: %w", field, err)
 	}
 	return pair, authorities, nil

@@ -60,6 +60,7 @@ var house = []string{
 	"internal/kvindex",
 	"internal/fault",
 	"internal/pause",
+	"internal/pemfile",
 	"internal/outlier",
 	"internal/protofield",
 	"balancer/policy",

@@ -18,6 +18,8 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/pemfile"
 )
 
 // dialFlags say how a look-aside server is reached.
@@ -102,24 +104,16 @@ func (d *dialFlags) transport() (credentials.TransportCredentials, error) {
 
 // authorities reads the PEM file of a flag.
 func authorities(flag, file string) (*x509.CertPool, error) {
-	raw, err := os.ReadFile(file)
+	all, err := pemfile.Authorities(file)
 	if err != nil {
 		return nil, usagef("--%s: %w", flag, err)
-	}
-	all := x509.NewCertPool()
-	if !all.AppendCertsFromPEM(raw) {
-		return nil, usagef("--%s: %s has no certificate", flag, file)
 	}
 	return all, nil
 }
 
-// certificate returns what reads the pair of some flags, for each connection anew: it may be renewed. It is tried once.
+// certificate returns what reads the pair of some flags for each connection.
 func certificate(flags, cert, key string) (load func() (*tls.Certificate, error), err error) {
-	load = func() (*tls.Certificate, error) {
-		own, err := tls.LoadX509KeyPair(cert, key)
-		return &own, err
-	}
-	if _, err := load(); err != nil {
+	if load, err = pemfile.Pair(cert, key); err != nil {
 		return nil, usagef("%s: %w", flags, err)
 	}
 	return load, nil
