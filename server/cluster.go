@@ -81,8 +81,8 @@ func (e exchange) received(data []byte) error {
 	h := e.d.hosted.Load()
 	h.routed(routes)
 	if h.index != nil && len(changes) > 0 {
-		h.index.take(changes)
 		h.router.CacheChanged(changes)
+		h.index.take(changes)
 	}
 	return nil
 }

@@ -129,7 +129,6 @@ func (h *hosted) changed(changes []policy.CacheChange) {
 	if followed := h.followed.Load(); h.spread != nil && (followed == nil || !(*followed)[changes[0].Replica]) {
 		return
 	}
-	h.index.take(changes)
 	some := make([]policy.CacheChange, 0, len(changes))
 	for _, c := range changes {
 		if (c.BlockTokens == policy.SuperblockTokens) == (h.spread != nil) {
@@ -137,6 +136,7 @@ func (h *hosted) changed(changes []policy.CacheChange) {
 		}
 	}
 	h.router.CacheChanged(some)
+	h.index.take(changes) // last: ChooseReplica uses what watchers are sent
 }
 
 // routed applies routes to the caches of replicas that publish no events.
