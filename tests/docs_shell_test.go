@@ -23,7 +23,7 @@ const absentTrace = "trace.jsonl"
 // A shell block may hold
 //
 //	go run ./cmd/warmpath …   run as it stands, but a demo without --duration gets 2s. Capacities
-//	                          are remembered for the test only
+//	                          are remembered for the test only. A sim of several seeds runs one, for 6m
 //	… sim --trace trace.jsonl …  run as well, but there is no such file: it must find fault with nothing else
 //	go run ./examples/…       run as it stands
 //	… &                       either, running until the block ends; the next line begins
@@ -79,6 +79,9 @@ func TestShellInDocs(t *testing.T) {
 			}
 			if args[0] == "demo" && !strings.Contains(line, "--duration") {
 				args = append(args, "--duration", "2s")
+			}
+			if slices.Contains(args, "--seeds") {
+				args = append(args, "--seeds", "1", "--duration", "6m")
 			}
 			cmd := exec.CommandContext(ctx, program(words[2]), args...)
 			cmd.Dir = ".."
