@@ -145,3 +145,8 @@ func each(policies []string, clients []int, run func(policy string, clients int)
 	}
 	return runs
 }
+
+// most makes a run for each policy with one client, and for some with sixteen that share nothing.
+func most(withMany []string, run func(policy string, clients int) chaos.Options) []chaos.Options {
+	return append(each(policies, []int{1}, run), each(withMany, []int{16}, run)...)
+}

@@ -41,7 +41,7 @@ func TestHang(t *testing.T) {
 // Connections that lead nowhere: once they are found to be broken, what had received nothing is served elsewhere.
 func TestHalfOpen(t *testing.T) {
 	t.Parallel()
-	runs := each(policies, []int{1, 16}, func(p string, n int) chaos.Options {
+	runs := most(both, func(p string, n int) chaos.Options {
 		o := small("half-open", p, n)
 		o.Replicas = 4
 		return o
@@ -52,7 +52,7 @@ func TestHalfOpen(t *testing.T) {
 // A GOAWAY costs no call and moves nobody for longer than it takes to connect.
 func TestGoAway(t *testing.T) {
 	t.Parallel()
-	runs := each(policies, []int{1, 16}, func(p string, n int) chaos.Options {
+	runs := most(both, func(p string, n int) chaos.Options {
 		o := small("go-away", p, n)
 		o.Replicas = 4
 		return o
@@ -84,7 +84,7 @@ func TestReset(t *testing.T) {
 		o.Replicas = 4
 		return o
 	}
-	runs := append(each(policies, []int{1}, reset), reset("prefix_cache_affinity", 16))
+	runs := most(both[1:], reset)
 	play(t, runs, func(*testing.T, *chaos.Result) {})
 }
 
@@ -96,19 +96,19 @@ func TestSlow(t *testing.T) {
 		o.Replicas, o.Late = 4, 200*time.Millisecond
 		return o
 	}
-	play(t, each(policies, []int{1, 16}, slow), served)
+	play(t, most(both, slow), served)
 }
 
-// Eight replicas, eighty, eight: no call fails.
+// Four replicas, forty, four: no call fails.
 func TestScale(t *testing.T) {
 	t.Parallel()
 	scale := func(p string, n int) chaos.Options {
 		o := small("scale", p, n)
-		o.Sessions, o.PromptTokens = 32, 32
+		o.Replicas, o.Most, o.Sessions, o.PromptTokens = 4, 40, 32, 32
 		o.Rate *= 2
 		return o
 	}
-	play(t, append(each(policies, []int{1}, scale), each(both, []int{16}, scale)...), served)
+	play(t, most(both, scale), served)
 }
 
 // More than the replicas admit: what is not served is refused, and afterwards everything is as before.

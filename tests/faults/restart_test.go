@@ -25,7 +25,7 @@ var sticky = []string{"consistent_hash", "prefix_cache_affinity", "kv_aware"}
 // replica has computed as much as its cache holds.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
-	runs := each(policies, []int{1, 16}, func(p string, n int) chaos.Options {
+	runs := most(sticky, func(p string, n int) chaos.Options {
 		o := small("rolling-restart", p, n)
 		if slices.Contains(sticky, p) {
 			// So many that none has more than a replica's share of what any client sees, or it would be spread; and few
@@ -63,7 +63,7 @@ var patient = map[string]any{"ejection": map[string]any{"late_min": "1h", "slow_
 // Replicas that cut their calls at SIGTERM: only those fail that had received something, or were sent twice.
 func TestAbort(t *testing.T) {
 	t.Parallel()
-	runs := each(policies, []int{1, 16}, func(p string, n int) chaos.Options {
+	runs := most(both, func(p string, n int) chaos.Options {
 		o := small("abort", p, n)
 		o.Replicas = 4
 		return o
@@ -108,5 +108,5 @@ func TestKill(t *testing.T) {
 		o.Replicas, o.Launch = 4, launch
 		return o
 	}
-	play(t, append(each(policies, []int{1}, kill), each(both, []int{16}, kill)...), cut)
+	play(t, most(both, kill), cut)
 }
