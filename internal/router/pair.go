@@ -115,7 +115,10 @@ func (c choice) pair(x *legs, err error) error {
 	defer func(only bool) {
 		x.Pairs, x.Only, s.Resort, leg.Resort = nil, only, state.NoResort, state.NoResort
 	}(x.Only)
-	x.Only = false
+	for err == nil && s.Resort < state.Ejected && !c.v.Allowed(c.q, c.d.Replica) { // what it takes whole, its legs may take
+		s.Resort++
+	}
+	x.Only, leg.Resort = false, s.Resort
 	for !c.inTwo(x, err) {
 		if !only {
 			return err

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -27,6 +28,30 @@ func TestPairOnlyOfEjectedReplicas(t *testing.T) {
 		pre.Release()
 		b.Release()
 		idle(t, w.Router)
+	}
+}
+
+// Where all that decode are ejected or start slowly, a request that they serve whole all the same is split as it is else.
+func TestLegsOfReplicasThatArePassedOver(t *testing.T) {
+	for _, condition := range []outlier.State{outlier.SlowStart, outlier.Ejected} {
+		w := newWard(t, 0)
+		o := w.opts
+		o.Policy = loading(leastLoaded)
+		w.Router = split(t, o, member("p", prefills), member("p2", prefills))
+		w.pass(time.Minute)
+		w.Fleet.Set([]Member{member("p", prefills), member("p2", prefills), member("d", decodes)})
+		connectAll(w.Router)
+		for w.condition("d") != condition {
+			w.fail("d")
+			w.pass(round)
+		}
+		decoding(t, w.Router, 20)
+		w.pass(round)
+		p, d, pre, b := legsAt(t, w.Router, ask(10_000))
+		require.Contains(t, p, "p", condition)
+		require.Equal(t, "d", d)
+		pre.Release()
+		b.Release()
 	}
 }
 
