@@ -63,15 +63,15 @@ type roomFleet struct {
 	m    *meter
 }
 
-func startRoomFleet(t testing.TB) *roomFleet {
+func startRoomFleet(t testing.TB, opts ...grpc.DialOption) *roomFleet {
 	t.Helper()
 	f := &roomFleet{p: &roomReplica{legs: make(chan roomLeg)}, d: &roomReplica{legs: make(chan roomLeg)}, m: newMeter(t)}
 	prefills, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.p) })
 	decodes, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.d) })
-	f.cc = dial(t, "rooms:///x", grpc.WithResolvers(newDirectory("rooms", members(
+	f.cc = dial(t, "rooms:///x", append([]grpc.DialOption{grpc.WithResolvers(newDirectory("rooms", members(
 		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"},
 		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
-	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), f.m.option)
+	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), f.m.option}, opts...)...)
 	f.splits(t)
 	return f
 }
@@ -197,6 +197,39 @@ func TestLegsDrainDecode(t *testing.T) {
 	case q.end <- nil:
 	case <-q.ctx.Done():
 		t.Fatal("the decode leg was cut off")
+	}
+	f.idle(t)
+}
+
+// A prefill leg may fail in the moment in which the first message comes. The next attempt begins when gRPC is done with
+// the decode leg, and so it has both legs, too.
+func TestLegsPrefillFailsAtTheFirstMessage(t *testing.T) {
+	fails := make(chan roomLeg, 1)
+	f := startRoomFleet(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_attempts":2`, `"retry_ratio":"off"`,
+		`"ejection":{"failures":"off"}`, `"backoff":{"initial":"1us","maximum":"1us"}`)), opening(
+		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			s, err := open(ctx)
+			if err != nil {
+				return nil, err
+			}
+			return notified{s, func() {
+				select {
+				case p := <-fails:
+					p.answers(status.Error(codes.Unavailable, "down"))
+					<-s.Context().Done()
+				default:
+				}
+			}}, nil
+		}))
+	for range 100 {
+		result := f.call(deadline(t), nil)
+		p, d := f.legs(t)
+		fails <- p
+		d.answers(nil)
+		p, d = f.legs(t)
+		p.answers(nil)
+		d.answers(nil)
+		require.NoError(t, <-result)
 	}
 	f.idle(t)
 }

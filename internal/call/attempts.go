@@ -140,7 +140,7 @@ func (a *Attempts) last() attempt {
 // does not count.
 func (a *Attempts) next() {
 	c := a.call
-	c.legs.finish()
+	c.legs.finish(c)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reserved.drop(&c.key.request)

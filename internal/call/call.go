@@ -309,6 +309,9 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 // in the report that the application asked for. Called with mu held.
 func (c *Call) begin(ctx context.Context, b *Binding) {
 	c.busy, c.rank, c.reserved.binding = true, 0, b
+	if c.legs != nil && !c.leg {
+		c.legs.sent = make(chan struct{})
+	}
 	q, d := &c.key.request, c.Decision()
 	c.outcome.last = attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}
 	if !c.reserved.held.Watched() && b.Router.Observes() {

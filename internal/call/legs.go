@@ -40,6 +40,9 @@ type legs struct {
 	answered chan struct{} // closed when the prefill leg has answered, or its RPC has ended
 	settle   sync.Once     // closes answered
 	done     chan struct{} // closed when its RPC has ended; nil = it was not sent
+	// sent is closed when gRPC is done with the attempt of the decode leg; nil = it has none. The decode leg's Call.mu
+	// guards it.
+	sent chan struct{}
 
 	// mu guards the fields below, and the answer in transfer. A Call's mu may be held when it is taken.
 	mu      sync.Mutex
@@ -362,10 +365,20 @@ func (l *legs) replica() string {
 	return l.prefill.Decision().Replica.ID
 }
 
-// finish waits for the end of the prefill leg's RPC, before another attempt. One that has answered ends by itself.
-func (l *legs) finish() {
+// finish waits for the end of both legs' RPCs, before another attempt of c. A prefill leg that has answered ends by
+// itself. The decode leg has failed, or was cancelled since the other one has.
+func (l *legs) finish(c *Call) {
 	if l == nil || l.done == nil {
 		return
+	}
+	c.mu.Lock()
+	sent := l.sent
+	c.mu.Unlock()
+	if sent != nil {
+		select {
+		case <-sent:
+		case <-c.Done():
+		}
 	}
 	if from, _ := l.from(); from != nil {
 		select {

@@ -26,6 +26,10 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.busy = false
+	if l := c.legs; l != nil && !c.leg && l.sent != nil {
+		close(l.sent)
+		l.sent = nil
+	}
 	held, report, refused := &c.reserved.held, load.Report{}, false
 	if info.Err != nil {
 		if c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
