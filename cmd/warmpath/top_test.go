@@ -133,6 +133,27 @@ func TestTopLive(t *testing.T) {
 	require.Contains(t, wrong.String(), "asking again every 1ms")
 }
 
+// A server of a cluster shows the others, and whether it is cut off.
+func TestTopShowsTheCluster(t *testing.T) {
+	line := func(c *warmpathv1.ClusterStatus) string {
+		now := &warmpathv1.GetStatusResponse{UptimeMs: 3000, Deployments: []*warmpathv1.DeploymentStatus{{Name: "chat", Cluster: c}}}
+		before := &warmpathv1.GetStatusResponse{UptimeMs: 1000, Deployments: []*warmpathv1.DeploymentStatus{
+			{Name: "chat", Cluster: &warmpathv1.ClusterStatus{SentBytes: 100}},
+		}}
+		var out bytes.Buffer
+		require.NoError(t, printStatus(&out, now, before))
+		return regexp.MustCompile(`(?m)^cluster .*`).FindString(out.String())
+	}
+	require.Equal(t, "cluster    two in sync, three catches up, four? has another config; 300 B (100/s) sent, 2.0 KiB (1024/s) received, 3 gaps",
+		line(&warmpathv1.ClusterStatus{Connected: true, SentBytes: 300, ReceivedBytes: 2048, Gaps: 3, Peers: []*warmpathv1.PeerStatus{
+			{Origin: "two", InSync: true, SameConfig: true}, {Origin: "three"}, {Origin: "four\x1b", InSync: true},
+		}}))
+	require.Equal(t, "cluster    no other server; 100 B (0/s) sent, 0 B (0/s) received, 0 gaps",
+		line(&warmpathv1.ClusterStatus{Connected: true, SentBytes: 100}))
+	require.Contains(t, line(new(warmpathv1.ClusterStatus)), "cluster    cut off; ")
+	require.Empty(t, line(nil), "it is alone")
+}
+
 func TestPageFitsTheTerminal(t *testing.T) {
 	p := page{width: 7, height: 3}
 	_, _ = p.Write([]byte("one\ntwo\nthree is too long\nfour\n"))

@@ -81,6 +81,12 @@ func printDeployment(w io.Writer, d *warmpathv1.DeploymentStatus, p past) error 
 	fmt.Fprintf(&b, "broadcast  %s%s in %s%s\n", humanize.IBytes(d.GetBroadcastBytes()),
 		p.rate(d.GetBroadcastBytes(), p.GetBroadcastBytes()),
 		counted(d.GetBroadcastMessages(), "message"), p.rate(d.GetBroadcastMessages(), p.GetBroadcastMessages()))
+	if c := d.GetCluster(); c != nil {
+		fmt.Fprintf(&b, "cluster    %s; %s%s sent, %s%s received, %s\n", peersOf(c),
+			humanize.IBytes(c.GetSentBytes()), p.rate(c.GetSentBytes(), p.GetCluster().GetSentBytes()),
+			humanize.IBytes(c.GetReceivedBytes()), p.rate(c.GetReceivedBytes(), p.GetCluster().GetReceivedBytes()),
+			counted(c.GetGaps(), "gap"))
+	}
 	for _, r := range d.GetReplicas() { // before the table, where a terminal is wide enough for them
 		if problems := problemsOf(r); problems != "" {
 			fmt.Fprintf(&b, "problem    %s: %s\n", printable(r.GetId()), printable(problems))
@@ -113,6 +119,25 @@ func decisionsOf(d *warmpathv1.DeploymentStatus, p past) string {
 			p.rate(c.GetCount(), before[c.GetPolicy()+" "+c.GetReason()]))
 	}
 	return cmp.Or(strings.Join(all, "  "), "none: clients that watch decide for themselves")
+}
+
+// peersOf describes the other servers of a cluster.
+func peersOf(c *warmpathv1.ClusterStatus) string {
+	var all []string
+	if !c.GetConnected() {
+		all = append(all, "cut off")
+	}
+	for _, x := range c.GetPeers() {
+		state := "in sync"
+		switch {
+		case !x.GetInSync():
+			state = "catches up"
+		case !x.GetSameConfig():
+			state = "has another config"
+		}
+		all = append(all, printable(x.GetOrigin())+" "+state)
+	}
+	return cmp.Or(strings.Join(all, ", "), "no other server")
 }
 
 func part(n, of uint64) string { return fmt.Sprintf("%.1f %%", 100*float64(n)/float64(max(of, 1))) }
