@@ -199,22 +199,23 @@ func (k *picks) choose(
 func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x *lease) (*hosted, error) {
 	for {
 		h := k.hosted.Load()
-		how := router.How{
-			NoWait: r.GetWaitMs() == 0, Query: r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY,
-			Legs: &router.Legs{Only: r.GetPairOnly()},
-		}
-		if id := r.GetPrefilledBy(); id != "" {
-			if how.Legs.From = h.router.View().ByID(id); how.Legs.From == nil {
+		how := router.How{NoWait: r.GetWaitMs() == 0, Query: r.GetMode() == warmpathv1.PickMode_PICK_MODE_QUERY}
+		var leg *router.Reservation // of the prefill; nil = there is none
+		if id := r.GetPrefilledBy(); id != "" || h.router.Fleet.Divided() {
+			how.Legs = &router.Legs{Only: r.GetPairOnly(), From: h.router.View().ByID(id)}
+			switch {
+			case id != "" && how.Legs.From == nil:
 				return h, router.ErrNoSuchReplica
+			case id == "" && r.GetPair():
+				leg = new(router.Reservation)
+				how.Legs.Prefill = leg
 			}
-		} else if r.GetPair() {
-			how.Legs.Prefill = new(router.Reservation)
 		}
 		err := h.router.Reserve(k.withStore(ctx, h.router), &x.q, &x.reservation, how)
 		if errors.Is(err, router.ErrClosed) && k.hosted.Load() != h {
 			continue
 		}
-		if leg := how.Legs.Prefill; leg != nil && leg.Decision.Replica != nil {
+		if leg != nil && leg.Decision.Replica != nil {
 			x.prefill = leg
 		}
 		return h, err
