@@ -149,7 +149,7 @@ func (l *Leg) Err() error {
 func (l *Leg) Ready(params string, release func()) {
 	s := l.source
 	s.mu.Lock()
-	ended := isClosed(l.over)
+	ended := s.legs[l.key] != l
 	if !ended {
 		l.params, l.release, l.held = params, release, true
 		s.stats.Held++
@@ -176,7 +176,7 @@ func (l *Leg) Drop() { l.end(ErrDropped) }
 func (l *Leg) end(err error) {
 	s := l.source
 	s.mu.Lock()
-	if isClosed(l.over) || err == ErrExpired && l.pulls > 0 { //nolint:errorlint // its own value
+	if s.legs[l.key] != l || err == ErrExpired && l.pulls > 0 { //nolint:errorlint // its own value
 		s.mu.Unlock()
 		return
 	}
@@ -202,15 +202,6 @@ func (l *Leg) end(err error) {
 	s.mu.Unlock()
 	if release != nil {
 		release()
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }
 
