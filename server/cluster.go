@@ -50,35 +50,28 @@ func (m membership) newPeers(deployment string, log *slog.Logger, now time.Time)
 	}
 }
 
-// An exchange joins a deployment to the other servers of its cluster: what they publish goes in, and what this server
-// has first hand goes out. The deployment's mutex guards its peers.
-type exchange struct{ d *deployment }
-
-// join begins to receive the updates of the other servers.
-func (e exchange) join() error {
-	if e.d.peers.bus == nil {
-		return nil
-	}
-	stop, err := e.d.peers.bus.Subscribe(e.d.peers.subject, func(data []byte) {
-		_ = shielded(e.d.log, "an update of another server", func() error { return e.received(data) })
-	})
-	e.d.leave = func() {
-		stop()
-		e.d.mu.Lock()
-		defer e.d.mu.Unlock()
-		e.d.peers.send(&warmpathv1.PeerUpdate{Leaving: true}, e.d.now())
-	}
-	return err
-}
-
 // received applies an update of another server.
-func (e exchange) received(data []byte) error {
+func (d *deployment) received(data []byte) error {
 	u := new(warmpathv1.PeerUpdate)
 	if err := proto.Unmarshal(data, u); err != nil {
 		return err
 	}
-	routes, changes := e.receive(u, len(data))
-	h := e.d.hosted.Load()
+	var routes []router.Route
+	var changes []policy.CacheChange
+	d.update(func(own *sources) (moves bool) {
+		x := d.peers.received(u, len(data), d.now())
+		if x == nil {
+			return false
+		}
+		if len(u.GetOutcomes()) > 0 {
+			rt := d.hosted.Load().router
+			x.showed(rt, u.GetOutcomes())
+			d.judged(rt)
+		}
+		routes, changes = x.cached(u, &d.roster)
+		return own.registeredElsewhere(u.GetRegistrations())
+	})
+	h := d.hosted.Load()
 	h.routed(routes)
 	if h.index != nil && len(changes) > 0 {
 		h.router.CacheChanged(changes)
@@ -87,20 +80,20 @@ func (e exchange) received(data []byte) error {
 	return nil
 }
 
-// receive applies all of an update but its cache changes, which it returns.
-func (e exchange) receive(u *warmpathv1.PeerUpdate, size int) (routes []router.Route, changes []policy.CacheChange) {
-	e.d.mu.Lock()
-	defer e.d.mu.Unlock()
-	if e.d.closed {
-		return nil, nil
+// showed enters outcomes that the clients of another server reported.
+func (x *peerServer) showed(rt *router.Router, all []*warmpathv1.PeerOutcomes) {
+	view := rt.View()
+	for _, o := range all {
+		if rep := view.ByID(x.ids[o.GetOutcomes().GetReplica()]); rep != nil {
+			rt.Outliers().Add(rt.Outlier(rep), o.GetPrincipal(), countsOf(o.GetOutcomes()), o.GetProbe())
+		}
 	}
-	e.d.peers.receivedBytes += uint64(size)
-	x, news := e.d.peers.received(u, e.d.now())
-	if !news {
-		return nil, nil
-	}
-	e.registeredElsewhere(u.GetRegistrations())
-	e.showedElsewhere(x, u.GetOutcomes())
+}
+
+// cached returns the routes of an update, and what it reports of caches.
+func (x *peerServer) cached(
+	u *warmpathv1.PeerUpdate, of *roster,
+) (routes []router.Route, changes []policy.CacheChange) {
 	for _, r := range u.GetRoutes() {
 		routes = append(routes, router.Route{
 			Replica: x.ids[r.GetReplica()], Rank: int(r.GetRank()), Superblocks: r.GetSuperblocks(),
@@ -108,7 +101,7 @@ func (e exchange) receive(u *warmpathv1.PeerUpdate, size int) (routes []router.R
 	}
 	for _, c := range u.GetCaches() {
 		switch id := x.ids[c.GetReplica()]; {
-		case e.d.roster.byID[id] == nil || c.GetRank() >= maxRanks || c.GetTier() > policy.Tiers:
+		case of.byID[id] == nil || c.GetRank() >= maxRanks || c.GetTier() > policy.Tiers:
 		case c.GetRouted(): // of a snapshot: what is predicted here as well stays
 			routes = append(routes, router.Route{Replica: id, Rank: int(c.GetRank()), Superblocks: c.GetStored()})
 		default:
@@ -118,51 +111,18 @@ func (e exchange) receive(u *warmpathv1.PeerUpdate, size int) (routes []router.R
 	return routes, changes
 }
 
-// registeredElsewhere applies heartbeats that another server received. Called with mu held.
-func (e exchange) registeredElsewhere(all []*warmpathv1.RegisterRequest) {
-	changed := false
-	for _, r := range all {
-		m, err := decodeReplica(r.GetReplica())
-		if err != nil {
-			continue
-		}
-		_, moves, err := e.d.sources.register(r, m)
-		if own := e.d.sources.registered[m.ID]; own != nil {
-			own.elsewhere = err == nil
-		}
-		changed = changed || moves
-	}
-	if changed && e.d.refleet() {
-		e.d.wake.give()
-	}
-}
-
-// showedElsewhere enters outcomes that another server's clients reported. Called with mu held.
-func (e exchange) showedElsewhere(x *peerServer, all []*warmpathv1.PeerOutcomes) {
-	rt := e.d.hosted.Load().router
-	view := rt.View()
-	for _, o := range all {
-		if rep := view.ByID(x.ids[o.GetOutcomes().GetReplica()]); rep != nil {
-			rt.Outliers().Add(rt.Outlier(rep), o.GetPrincipal(), countsOf(o.GetOutcomes()), o.GetProbe())
-		}
-	}
-	if len(all) > 0 {
-		e.d.judged(rt)
-	}
-}
-
 // publish sends the other servers what this one has first hand. uncached is the load of the picks made here, as if no
 // prompt were cached. Called with mu held.
-func (e exchange) publish(uncached map[uint32]replicaLoad, now time.Time) {
-	h, p := e.d.hosted.Load(), e.d.peers
-	if p.expire(now) {
-		h.subscribe(e.d.roster.order)
-	}
+func (d *deployment) publish(uncached map[uint32]replicaLoad, now time.Time) {
+	h, p := d.hosted.Load(), d.peers
 	if p.bus == nil {
 		return
 	}
-	view, lines := h.router.View(), make(map[uint32]peerLine, len(e.d.roster.order))
-	for _, m := range e.d.roster.order {
+	if p.expire(now) {
+		h.subscribe(d.roster.order)
+	}
+	view, lines := h.router.View(), make(map[uint32]peerLine, len(d.roster.order))
+	for _, m := range d.roster.order {
 		rep := view.ByID(m.ID)
 		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
 		line := peerLine{own, max(uncached[m.number].tokens-own.tokens, 0)}
@@ -171,45 +131,39 @@ func (e exchange) publish(uncached map[uint32]replicaLoad, now time.Time) {
 	}
 	var changes []*warmpathv1.PeerUpdate
 	if h.index != nil {
-		changes = e.followed(h.index.since(p.index, e.d.roster.numberOf), false)
+		changes = p.followed(h.index.since(p.index, d.roster.numberOf), &d.roster, now, false)
 		p.index = h.index.at()
 	}
-	p.publish(now, e.d.roster.order, lines, changes, func() []*warmpathv1.PeerUpdate { return e.snapshot(h) })
+	p.publish(now, d.roster.order, lines, changes, func() []*warmpathv1.PeerUpdate {
+		all := append(beatsOf(d.sources.heartbeats(now)), ejectionsOf(d.ejected))
+		if h.index != nil {
+			all = append(all, p.followed(h.index.since(0, d.roster.numberOf), &d.roster, now, true)...)
+		}
+		return all
+	})
 }
 
-// snapshot is what a peer needs beside the load: ejections, the caches that this server follows or answers for, and the
-// registrations that it has first hand.
-func (e exchange) snapshot(h *hosted) (all []*warmpathv1.PeerUpdate) {
+// ejectionsOf are the ejected members for a peer that needs a snapshot.
+func ejectionsOf(members []*member) *warmpathv1.PeerUpdate {
 	u := new(warmpathv1.PeerUpdate)
-	for _, m := range e.d.ejected {
+	for _, m := range members {
 		u.Outcomes = append(u.Outcomes, &warmpathv1.PeerOutcomes{
 			Outcomes: &warmpathv1.ReplicaOutcomes{Replica: m.number, Failures: 1 << 10},
 		})
 	}
-	var beats []*warmpathv1.RegisterRequest
-	for _, r := range e.d.sources.registered {
-		if left := r.until.Sub(e.d.now()).Milliseconds(); !r.elsewhere && left > 0 {
-			beat := proto.CloneOf(r.request)
-			beat.LeaseMs = uint32(left)
-			beats = append(beats, beat)
-		}
-	}
-	all = append(beatsOf(beats), u)
-	if h.index != nil {
-		all = append(all, e.followed(h.index.since(0, e.d.roster.numberOf), true)...)
-	}
-	return all
+	return u
 }
 
 // followed are those of the index's changes whose replicas this server follows; predicted caches only in a snapshot,
 // since every server predicts.
-func (e exchange) followed(updates []*warmpathv1.IndexUpdate, predicted bool) (all []*warmpathv1.PeerUpdate) {
-	now := e.d.now()
+func (p *peers) followed(
+	updates []*warmpathv1.IndexUpdate, of *roster, now time.Time, predicted bool,
+) (all []*warmpathv1.PeerUpdate) {
 	for _, from := range updates {
 		u := new(warmpathv1.PeerUpdate)
 		for _, c := range from.GetChanges() {
-			m := e.d.roster.numbered(c.GetReplica())
-			if m != nil && (predicted || !c.GetRouted()) && e.d.peers.follows(m.ID, now) {
+			m := of.numbered(c.GetReplica())
+			if m != nil && (predicted || !c.GetRouted()) && p.follows(m.ID, now) {
 				u.Caches = append(u.Caches, c)
 			}
 		}
@@ -242,15 +196,16 @@ func (m membership) storeOf(deployment string, memory policy.Store) policy.Store
 	return m.bus.Store(deployment)
 }
 
-func (e exchange) status() *warmpathv1.ClusterStatus {
-	e.d.mu.Lock()
-	defer e.d.mu.Unlock()
-	return e.d.peers.status(e.d.now())
+// clusterStatus is what the status service reports; nil without a cluster.
+func (d *deployment) clusterStatus() *warmpathv1.ClusterStatus {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.peers.status(d.now())
 }
 
-// inSync returns how many other servers no update is missed of.
-func (e exchange) inSync() (n int64) {
-	for _, p := range e.status().GetPeers() {
+// peersInSync returns how many other servers no update is missed of.
+func (d *deployment) peersInSync() (n int64) {
+	for _, p := range d.clusterStatus().GetPeers() {
 		if p.GetInSync() {
 			n++
 		}

@@ -126,7 +126,10 @@ func (x *change) apply(limits *Config) {
 		if stop, err = d.watchMeters(); err == nil {
 			d.unobserve = stop
 		}
-		err = errors.Join(err, exchange{d}.join())
+		leave, alone := d.peers.join(d.received)
+		if err = errors.Join(err, alone); alone == nil {
+			d.leave = leave
+		}
 		announce(d.log, &x.config, d.catalogue.Load().notServing())
 	}
 	if x.router != nil {
@@ -227,7 +230,7 @@ func (d *deployment) tick(now time.Time) {
 	h.router.Health.Look()
 	d.eject(h.router, now)
 	h.flush(d.roster.numberOf)
-	exchange{d}.publish(uncached, now)
+	d.publish(uncached, now)
 	d.wake.give()
 }
 
@@ -237,6 +240,7 @@ func (d *deployment) close() {
 	d.leave()
 	d.mu.Lock()
 	d.closed = true
+	d.peers.leave(d.now())
 	d.balance.ledger.close()
 	d.wake.give()
 	d.mu.Unlock()

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/admission"
@@ -120,6 +121,34 @@ func (x *sources) register(
 	heartbeat := min(lease, staleAfter) / 3
 	a = &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}
 	return a, changed, nil
+}
+
+// registeredElsewhere applies heartbeats that another server received, and reports whether they change the fleet at once.
+func (x *sources) registeredElsewhere(all []*warmpathv1.RegisterRequest) (changed bool) {
+	for _, r := range all {
+		m, err := decodeReplica(r.GetReplica())
+		if err != nil {
+			continue
+		}
+		_, moves, err := x.register(r, m)
+		if own := x.registered[m.ID]; own != nil {
+			own.elsewhere = err == nil
+		}
+		changed = changed || moves
+	}
+	return changed
+}
+
+// heartbeats are those of the replicas that registered here, with what is left of their leases.
+func (x *sources) heartbeats(now time.Time) (all []*warmpathv1.RegisterRequest) {
+	for _, r := range x.registered {
+		if left := r.until.Sub(now).Milliseconds(); !r.elsewhere && left > 0 {
+			beat := proto.CloneOf(r.request)
+			beat.LeaseMs = uint32(left)
+			all = append(all, beat)
+		}
+	}
+	return all
 }
 
 // expire removes the registrations whose lease has ended, and returns how many. stirred: the members are to be merged

@@ -29,7 +29,7 @@ var gauges = []telemetry.Figure[*deployment]{
 	{Name: "warmpath.server.reservations", Unit: "{pick}", Text: "Picks that add to the load, reserved or not.",
 		Value: func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
 	{Name: "warmpath.server.peers", Unit: "{server}", Text: "Other servers of the cluster, in sync.",
-		Value: func(d *deployment) int64 { return exchange{d}.inSync() }},
+		Value: func(d *deployment) int64 { return d.peersInSync() }},
 	{Name: "warmpath.server.index.superblocks", Unit: "{superblock}", Text: "Superblocks of 512 tokens in the broadcast index.",
 		Value: func(d *deployment) int64 { return int64(d.hosted.Load().index.size()) }},
 }

@@ -80,15 +80,26 @@ type peerServer struct {
 	lines    map[string]peerLine
 }
 
-// received enters an update, and reports whether its contents are news.
-func (p *peers) received(u *warmpathv1.PeerUpdate, now time.Time) (x *peerServer, news bool) {
-	x = p.known[u.GetEpoch()]
+// join begins to receive the updates of the other servers.
+func (p *peers) join(received func(data []byte) error) (stop func(), err error) {
+	if p.bus == nil {
+		return func() {}, nil
+	}
+	return p.bus.Subscribe(p.subject, func(data []byte) {
+		_ = shielded(p.log, "an update of another server", func() error { return received(data) })
+	})
+}
+
+// received enters an update of so many bytes, and returns its sender, or nil where its contents are no news.
+func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *peerServer {
+	p.receivedBytes += uint64(size)
+	x := p.known[u.GetEpoch()]
 	switch {
 	case u.GetEpoch() == p.epoch, x == nil && (u.GetLeaving() || len(p.known) >= maxPeers):
-		return nil, false
+		return nil
 	case u.GetLeaving():
 		p.forget(x, "it ended")
-		return nil, false
+		return nil
 	case x == nil:
 		x = p.meet(u, now)
 	}
@@ -96,27 +107,27 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, now time.Time) (x *peerServer
 	x.at = now
 	switch follows := u.GetSequence() == x.sequence+1; {
 	case x.synced && u.GetSequence() <= x.sequence:
-		return x, false // it came twice
+		return nil // it came twice
 	case u.GetSnapshot() == warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST && !(x.synced && follows):
 		p.clear(x)
 		clear(x.ids)
 		x.synced, x.filling = true, true
 	case !x.synced:
-		return x, false
+		return nil
 	case !follows:
 		p.gaps++
 		x.synced, x.filling, x.asked = false, false, time.Time{}
 		p.log.Warn("warmpath: updates of another server are missing; a snapshot is requested", "peer", x.origin)
-		return x, false
+		return nil
 	case u.GetSnapshot() == warmpathv1.SnapshotPart_SNAPSHOT_PART_UNSPECIFIED:
 		x.filling = false
 	case !x.filling:
 		x.sequence = u.GetSequence()
-		return x, false // it is known
+		return nil // it is known
 	}
 	x.sequence = u.GetSequence()
 	p.enter(x, u)
-	return x, true
+	return x
 }
 
 // meet adds a new peer.
@@ -193,7 +204,7 @@ func (p *peers) expire(now time.Time) (moved bool) {
 			x.counts, p.moved = true, true
 		}
 	}
-	if p.bus == nil || now.Before(p.settles) {
+	if now.Before(p.settles) {
 		return false
 	}
 	moved, p.moved = p.moved, false
@@ -324,6 +335,13 @@ func beatsOf(all []*warmpathv1.RegisterRequest) (updates []*warmpathv1.PeerUpdat
 func (p *peers) sendAll(all []*warmpathv1.PeerUpdate, now time.Time) {
 	for _, u := range all {
 		p.send(u, now)
+	}
+}
+
+// leave has the other servers take out what this one has published.
+func (p *peers) leave(now time.Time) {
+	if p.bus != nil {
+		p.send(&warmpathv1.PeerUpdate{Leaving: true}, now)
 	}
 }
 

@@ -233,11 +233,11 @@ func TestClusterConverges(t *testing.T) {
 		for i, d := range c.servers {
 			require.Equal(t, want, shown(d, exactView), "seed %d, server %d", seed, i)
 			require.Equal(t, shown(c.servers[0], uncachedView), shown(d, uncachedView), "seed %d, server %d", seed, i)
-			for _, p := range (exchange{d}).status().GetPeers() {
+			for _, p := range d.clusterStatus().GetPeers() {
 				require.True(t, p.GetInSync())
 				require.True(t, p.GetSameConfig())
 			}
-			require.Len(t, exchange{d}.status().GetPeers(), servers-1)
+			require.Len(t, d.clusterStatus().GetPeers(), servers-1)
 		}
 	}
 }
@@ -306,14 +306,14 @@ func TestClusterHealsAPartition(t *testing.T) {
 		c.tick(cut)
 	}
 	require.Equal(t, map[string]replicaLoad{"a": {4, 800}}, shown(c.servers[0], exactView))
-	require.Empty(t, exchange{c.servers[0]}.status().GetPeers(), "it is alone and says so")
+	require.Empty(t, c.servers[0].clusterStatus().GetPeers(), "it is alone and says so")
 	require.Empty(t, shown(c.servers[1], exactView))
-	require.Len(t, exchange{c.servers[1]}.status().GetPeers(), 1)
+	require.Len(t, c.servers[1].clusterStatus().GetPeers(), 1)
 	w.holds(t, 100, map[uint32]replicaLoad{1: {4, 800}})
 	c.ticks(4)
 	for _, d := range c.servers {
 		require.Equal(t, map[string]replicaLoad{"a": {4, 800}}, shown(d, exactView))
-		require.Len(t, exchange{d}.status().GetPeers(), 2)
+		require.Len(t, d.clusterStatus().GetPeers(), 2)
 	}
 }
 

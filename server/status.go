@@ -67,7 +67,7 @@ func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 		BroadcastBytes:       uint64(d.tally.sentBytes.Load()), BroadcastMessages: uint64(d.tally.sentMessages.Load()),
 	}
 	a.CachedTokens, a.Shadow = d.tally.caches(h.config.ShadowPolicy.Name)
-	a.Cluster = exchange{d}.status()
+	a.Cluster = d.clusterStatus()
 	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(p)
 	events := h.eventStatus()
 	problems, _ := d.pollProblems()
