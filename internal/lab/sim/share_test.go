@@ -82,3 +82,47 @@ func TestSharingOfServers(t *testing.T) {
 	require.Equal(t, 1, seen(1))
 	require.Equal(t, 0, seen(0))
 }
+
+// While a server is cut off, prompts are found in caches nearly as often as without it, by its clients and by the others.
+func TestCutOff(t *testing.T) {
+	t.Parallel()
+	skipUnderRace(t)
+	const from, until = 200 * time.Second, 260 * time.Second // the caches are full by then
+	rs := chatsFor(t, 14, until)
+	for _, clients := range []int{3, 24} { // central, broadcast
+		cached := func(cut Cut) float64 {
+			c := small("prefix_cache_affinity", clients, ShareBroadcast)
+			c.Engines, c.Servers, c.Cut, c.WarmUp = nil, 3, cut, from
+			return runOf(t, rs, c).CachedTokenRatio
+		}
+		without, with := cached(Cut{}), cached(Cut{At: from, For: until - from})
+		t.Logf("%d clients: cached %.4f without, %.4f with", clients, without, with)
+		require.GreaterOrEqual(t, with, 0.98*without)
+	}
+}
+
+// For three seconds each side of a cut has what it had of the other, then nothing; what was missed comes at its end.
+func TestCutServer(t *testing.T) {
+	routers := make([]*router.Router, 2)
+	for i := range routers {
+		p, err := newPolicy(t)
+		require.NoError(t, err)
+		routers[i] = policytest.NewRouter(t, p, policytest.Fleet(2))
+	}
+	first := routers[0].View().Replicas()[0].ID
+	s := newSharing(routers, 2, time.Second, nil)
+	s.cut = Cut{At: 3 * time.Second, For: 5 * time.Second}
+	call := pinned(t, routers[0], first, 1000)
+	var seen []int
+	for range 10 {
+		s.tick()
+		s.tick()
+		n, _ := routers[1].View().ByID(first).PeerLoad()
+		if seen = append(seen, n); len(seen) == 3 {
+			call.Release()
+			pinned(t, routers[0], first, 1000)
+			pinned(t, routers[0], first, 1000)
+		}
+	}
+	require.Equal(t, []int{0, 1, 1, 1, 1, 0, 0, 2, 2, 2}, seen)
+}
