@@ -49,7 +49,7 @@ func strict(t *testing.T, text string, v any) {
 }
 
 // file writes a file and returns its path.
-func file(t *testing.T, name, text string) string {
+func file(t testing.TB, name, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), name)
 	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
