@@ -2,13 +2,11 @@ package server
 
 import (
 	"encoding/base64"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"os"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -134,7 +132,7 @@ func (d *deployment) publish(uncached map[uint32]replicaLoad, now time.Time) {
 		changes = p.followed(h.index.since(p.index, d.roster.numberOf), &d.roster, now, false)
 		p.index = h.index.at()
 	}
-	p.publish(now, d.roster.order, lines, changes, func() []*warmpathv1.PeerUpdate {
+	p.publish(now, &d.roster, lines, changes, func() []*warmpathv1.PeerUpdate {
 		all := append(beatsOf(d.sources.heartbeats(now)), ejectionsOf(d.ejected))
 		if h.index != nil {
 			all = append(all, p.followed(h.index.since(0, d.roster.numberOf), &d.roster, now, true)...)
@@ -180,12 +178,6 @@ func countsOf(o *warmpathv1.ReplicaOutcomes) outlier.Counts {
 	return outlier.Counts{
 		Successes: count(o.GetSuccesses()), Failures: count(o.GetFailures()), Late: count(o.GetLate()),
 	}
-}
-
-// hashOf is the hash of a config that servers compare.
-func hashOf(config string) string {
-	sum := xxh3.HashString128(config).Bytes()
-	return hex.EncodeToString(sum[:])
 }
 
 // storeOf is the store of a deployment: shared with the other servers, or in memory.

@@ -3,12 +3,14 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/codes"
 
 	"github.com/warmpath/warmpath/internal/loadpoll"
@@ -160,7 +162,7 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	if x.service != d.pushed.GetServiceConfig() {
 		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: x.service}
 	}
-	d.peers.config = hashOf(x.service)
+	d.peers.config = fmt.Sprintf("%x", xxh3.HashString128(x.service).Bytes())
 	d.sources.configure(x.config)
 	d.limits.Store(limits)
 	d.picks.leases.limit(limits.MaxReservations)

@@ -248,7 +248,7 @@ func (p *peers) damped(order []*member) map[string]routerload.Peer {
 // publish sends what has changed since the last time, and a snapshot if a peer needs one. lines is the load of now;
 // changes are those of the caches that this server follows; whole returns the caches and registrations of a snapshot.
 func (p *peers) publish(
-	now time.Time, order []*member, lines map[uint32]peerLine, changes []*warmpathv1.PeerUpdate,
+	now time.Time, of *roster, lines map[uint32]peerLine, changes []*warmpathv1.PeerUpdate,
 	whole func() []*warmpathv1.PeerUpdate,
 ) {
 	u := &warmpathv1.PeerUpdate{Outcomes: p.outcomes, Config: p.config}
@@ -258,21 +258,22 @@ func (p *peers) publish(
 			u.Wants = append(u.Wants, x.epoch)
 		}
 	}
-	p.load(u, order, lines)
-	u.Routes = p.numbered(p.routes.Take(), order)
+	p.load(u, of.order, lines)
+	u.Routes = numbered(p.routes.Take(), of)
 	beats := p.heartbeats
 	p.outcomes, p.heartbeats = nil, nil
 	if len(u.Wants)+len(u.GetLoads().GetReplicas())+len(u.Outcomes)+len(u.Routes)+len(beats)+len(changes) > 0 ||
 		now.Sub(p.last) >= aliveInterval {
 		p.send(u, now)
 	}
-	p.sendAll(beatsOf(beats), now)
-	p.sendAll(changes, now)
+	for _, u := range append(beatsOf(beats), changes...) {
+		p.send(u, now)
+	}
 	if p.asked {
 		clear(p.named)
 		clear(p.lines)
 		first := &warmpathv1.PeerUpdate{Config: p.config, Snapshot: warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST}
-		p.load(first, order, lines)
+		p.load(first, of.order, lines)
 		p.send(first, now)
 		for _, u := range whole() {
 			u.Snapshot = warmpathv1.SnapshotPart_SNAPSHOT_PART_NEXT
@@ -308,16 +309,10 @@ func (p *peers) load(u *warmpathv1.PeerUpdate, order []*member, lines map[uint32
 	}
 }
 
-func (p *peers) numbered(all []router.Route, order []*member) (routes []*warmpathv1.Route) {
-	if len(all) == 0 {
-		return nil
-	}
-	numbers := make(map[string]uint32, len(order))
-	for _, m := range order {
-		numbers[m.ID] = m.number
-	}
+// numbered are routes to members as they are sent.
+func numbered(all []router.Route, of *roster) (routes []*warmpathv1.Route) {
 	for _, r := range all {
-		if n := numbers[r.Replica]; n != 0 {
+		if n := of.numberOf(r.Replica); n != 0 {
 			routes = append(routes, &warmpathv1.Route{Replica: n, Rank: uint32(r.Rank), Superblocks: r.Superblocks})
 		}
 	}
@@ -330,12 +325,6 @@ func beatsOf(all []*warmpathv1.RegisterRequest) (updates []*warmpathv1.PeerUpdat
 		updates = append(updates, &warmpathv1.PeerUpdate{Registrations: some})
 	}
 	return updates
-}
-
-func (p *peers) sendAll(all []*warmpathv1.PeerUpdate, now time.Time) {
-	for _, u := range all {
-		p.send(u, now)
-	}
 }
 
 // leave has the other servers take out what this one has published.
