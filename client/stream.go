@@ -34,7 +34,10 @@ func (c *channels) stream(
 	}
 	k.options = call.OptionsOf(opts)
 	s := &clientStream{core: k}
-	runtime.SetFinalizer(s, (*clientStream).abandon) // half of the cost of a cleanup, which RecvMsg removes
+	if !k.options.Proxied {
+		k.call.EndsContext()
+		runtime.SetFinalizer(s, (*clientStream).abandon) // half of the cost of a cleanup, which RecvMsg removes
+	}
 	if k.options.Finishes() {
 		context.AfterFunc(k.call.Context, func() { k.end(k.ended()) })
 	}
@@ -140,7 +143,9 @@ func (s *clientStream) RecvMsg(m any) error {
 		}
 		k.answered, k.usage = true, k.call.FirstMessage()
 	} else if err := k.at.cs.RecvMsg(m); err != nil && (k.resume == nil || k.elsewhere(m, &err)) {
-		runtime.SetFinalizer(s, nil)
+		if !k.options.Proxied {
+			runtime.SetFinalizer(s, nil)
+		}
 		k.end(err)
 		return err
 	}

@@ -21,6 +21,9 @@ func TestMain(m *testing.M) {
 	if os.Getenv(asReplica) != "" {
 		echoes()
 	}
+	if at := os.Getenv(asFloor); at != "" {
+		floor(at)
+	}
 	if os.Getenv(asCommand) != "" {
 		main()
 	}

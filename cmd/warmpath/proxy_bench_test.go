@@ -5,9 +5,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
+	"runtime/debug"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,10 +21,16 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/mem"
+
+	"github.com/warmpath/warmpath/cmd/warmpath/internal/proxy"
 )
 
 // asReplica has the test's program be a replica that answers with what it gets.
 const asReplica = "WARMPATH_TEST_AS_REPLICA"
+
+// asFloor has it pass calls on to the address that is its value.
+const asFloor = "WARMPATH_TEST_AS_FLOOR"
 
 type echo struct {
 	testpb.UnimplementedTestServiceServer
@@ -44,11 +52,50 @@ func echoes() {
 	panic(s.Serve(lis))
 }
 
+// floor passes unary calls on to an address until the process is killed, and picks nothing: what a proxy with gRPC's
+// library costs that does not have the protos.
+func floor(at string) {
+	debug.SetGCPercent(gcPercent)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println("serves on", lis.Addr())
+	cc, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(proxy.Codec{})))
+	if err != nil {
+		panic(err)
+	}
+	panic(grpc.NewServer(grpc.ForceServerCodecV2(proxy.Codec{}), grpc.UnknownServiceHandler(
+		func(_ any, in grpc.ServerStream) error {
+			var m mem.BufferSlice
+			if err := in.RecvMsg(&m); err != nil {
+				return err
+			}
+			method, _ := grpc.MethodFromServerStream(in)
+			out, err := cc.NewStream(in.Context(), &grpc.StreamDesc{ServerStreams: true}, method)
+			if err == nil {
+				err = out.SendMsg(&m)
+			}
+			for err == nil {
+				if err = out.RecvMsg(&m); err == nil {
+					err = in.SendMsg(&m)
+					m.Free()
+				}
+			}
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		},
+	)).Serve(lis))
+}
+
 // child starts a process of the test's program, and returns the address at the end of its first line.
-func child(t testing.TB, env string, args ...string) (address string, pid int) {
+func child(t testing.TB, env, value string, args ...string) (address string, pid int) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], args...)
-	cmd.Env, cmd.Stderr = append(os.Environ(), env+"=1"), os.Stderr
+	cmd.Env, cmd.Stderr = append(os.Environ(), env+"="+value), os.Stderr
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
@@ -61,51 +108,62 @@ func child(t testing.TB, env string, args ...string) (address string, pid int) {
 	return strings.TrimSpace(line[strings.LastIndex(line, " "):]), cmd.Process.Pid
 }
 
-// BenchmarkBesideDirect compares unary calls of 128 bytes through the proxy with a direct connection, in turns: client,
-// proxy and replica are three processes. It reports the median of the ratios of throughput; the ratio of the processor
-// time of all three for a call, which other programs on the machine affect less; and by how much the p99 is longer at
-// half of the proxy's throughput, in the median.
+// BenchmarkBesideDirect compares unary calls of 128 bytes on a direct connection, through the floor and through the
+// proxy, in turns: client, proxy and replica are three processes. Of the latter two it reports the median of the ratios
+// of throughput to the direct connection's; the ratio of the processor time of all processes for a call, which other
+// programs on the machine affect less; and by how much the p99 is longer at half of the proxy's throughput, in the
+// median.
 //
 //	go test ./cmd/warmpath -run '^$' -bench BesideDirect -benchtime 1x -cpu 2
 func BenchmarkBesideDirect(b *testing.B) {
-	replica, first := child(b, asReplica)
-	through, second := child(b, asCommand, "proxy", "--listen", "127.0.0.1:0", "--target", "warmpath:///"+replica)
+	replica, served := child(b, asReplica, "1")
+	passed, passes := child(b, asFloor, replica)
+	through, proxies := child(b, asCommand, "1", "proxy", "--listen", "127.0.0.1:0", "--target", "warmpath:///"+replica)
 	dial := func(at string) testpb.TestServiceClient {
 		cc, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		require.NoError(b, err)
 		b.Cleanup(func() { require.NoError(b, cc.Close()) })
 		return testpb.NewTestServiceClient(cc)
 	}
-	ends := [2]testpb.TestServiceClient{dial(replica), dial(through)}
+	ends := [...]testpb.TestServiceClient{dial(replica), dial(passed), dial(through)}
+	names := [len(ends)]string{"direct", "floor", "proxy"}
 	for b.Loop() {
-		var ratios, rates, added, direct []float64
-		var calls, processor [2]float64
+		var rates, ratios, tails, added [len(ends)][]float64
+		var calls, processor [len(ends)]float64
 		for i := range benchTurns {
-			var rate [2]float64
+			var rate [len(ends)]float64
 			for k := range ends {
-				end := (i + k) % 2
-				before := processorTime(b, os.Getpid(), first, second)
+				end := (i + k) % len(ends)
+				before := processorTime(b, os.Getpid(), served, passes, proxies)
 				rate[end], _ = unaryCalls(b, ends[end], 0)
-				processor[end] += processorTime(b, os.Getpid(), first, second) - before
+				processor[end] += processorTime(b, os.Getpid(), served, passes, proxies) - before
 				calls[end] += rate[end]
 			}
-			ratios, rates = append(ratios, rate[1]/rate[0]), append(rates, rate[1])
-		}
-		half := median(rates) / 2
-		for i := range benchTurns {
-			var p99 [2]time.Duration
-			for k := range ends {
-				end := (i + k) % 2
-				_, p99[end] = unaryCalls(b, ends[end], half)
+			for end := range ends {
+				rates[end], ratios[end] = append(rates[end], rate[end]), append(ratios[end], rate[end]/rate[0])
 			}
-			added = append(added, float64(p99[1]-p99[0])/float64(time.Millisecond))
-			direct = append(direct, float64(p99[0])/float64(time.Millisecond))
 		}
-		b.ReportMetric(median(ratios), "x_direct")
-		b.ReportMetric(processor[0]/calls[0]*calls[1]/processor[1], "x_direct_by_processor_time")
-		b.ReportMetric(median(rates), "calls/s")
-		b.ReportMetric(median(added), "p99_added_ms")
-		b.ReportMetric(median(direct), "p99_direct_ms")
+		half := median(rates[len(ends)-1]) / 2
+		for i := range benchTurns {
+			var p99 [len(ends)]float64
+			for k := range ends {
+				end := (i + k) % len(ends)
+				_, took := unaryCalls(b, ends[end], half)
+				p99[end] = float64(took) / float64(time.Millisecond)
+			}
+			for end := range ends {
+				tails[end], added[end] = append(tails[end], p99[end]), append(added[end], p99[end]-p99[0])
+			}
+		}
+		for end, name := range names {
+			b.ReportMetric(median(rates[end]), name+"_calls/s")
+			b.ReportMetric(median(tails[end]), name+"_p99_ms")
+			if end > 0 {
+				b.ReportMetric(median(ratios[end]), name+"_x")
+				b.ReportMetric(processor[0]/calls[0]*calls[end]/processor[end], name+"_x_by_processor_time")
+				b.ReportMetric(median(added[end]), name+"_p99_added_ms")
+			}
+		}
 	}
 }
 

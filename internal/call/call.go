@@ -84,8 +84,6 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	c.Context, c.handle = ctx, h
 	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
 		c.Context, c.cancel = context.WithTimeout(ctx, *t)
-	} else if answer != state.AnswerWhole {
-		c.Context, c.cancel = context.WithCancel(ctx)
 	}
 	c.Attempts.call = c
 	c.key.request.Method, c.key.request.Answer = method, answer
@@ -105,6 +103,13 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	}
 	c.route = route
 	return true
+}
+
+// EndsContext has the call's context end with the call.
+func (c *Call) EndsContext() {
+	if c.cancel == nil {
+		c.Context, c.cancel = context.WithCancel(c.Context)
+	}
 }
 
 // Bare begins a call without an interceptor, and so without a message, in memory that must be zero. It is one

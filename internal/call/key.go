@@ -359,11 +359,15 @@ type Options struct {
 	finish   func(error)       // all OnFinish: gRPC would run them after every attempt, the application wants them once
 	codec    encoding.CodecV2  // that gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
 	chosen   bool              // an option names the codec
-	Defers   bool              // there is a Defer
+	Passed                     // zero where it is none of a proxy
 }
 
-// Defer is the option of a stream whose first message opens it, whatever its dialect asks for.
-type Defer struct{ grpc.EmptyCallOption }
+// Passed is the option of a stream that a proxy passes on: the proxy reads it to its end, or ends its context.
+type Passed struct {
+	grpc.EmptyCallOption
+	Proxied bool
+	Defers  bool // the first message opens the stream, whatever its dialect asks for
+}
 
 // OptionsOf splits the options of a call.
 func OptionsOf(opts []grpc.CallOption) Options {
@@ -379,8 +383,8 @@ func OptionsOf(opts []grpc.CallOption) Options {
 			all.codec, all.chosen = nil, true
 		case grpc.ContentSubtypeCallOption:
 			name = o.ContentSubtype
-		case Defer:
-			all.Defers = true
+		case Passed:
+			all.Passed = o
 		}
 	}
 	if !all.chosen {

@@ -49,14 +49,9 @@ func open(msg any, named, cheap bool) source {
 	case mem.Buffer:
 		m.raw = b.ReadOnlyData()
 	case *mem.BufferSlice:
-		return open(*b, named, cheap)
+		m.raw = joined(*b, cheap)
 	case mem.BufferSlice:
-		switch {
-		case len(b) == 1 || cheap && len(b) > 0:
-			m.raw = b[0].ReadOnlyData()
-		case len(b) > 0:
-			m.raw = b.Materialize()
-		}
+		m.raw = joined(b, cheap)
 	default:
 		if _, generated := msg.(proto.Message); generated || named {
 			m.typed = reflected(msg)
@@ -66,6 +61,17 @@ func open(msg any, named, cheap bool) source {
 		}
 	}
 	return m
+}
+
+// joined returns what is in buffers, or in the first one.
+func joined(b mem.BufferSlice, first bool) []byte {
+	switch {
+	case len(b) == 1 || first && len(b) > 0:
+		return b[0].ReadOnlyData()
+	case len(b) > 0:
+		return b.Materialize()
+	}
+	return nil
 }
 
 // selfEncoded returns a message that holds its encoded form or encodes itself, else one of the first API.
@@ -186,6 +192,9 @@ func (st *step) in(d protoreflect.MessageDescriptor) (fd, holds protoreflect.Fie
 
 // wireField calls take for each value of a field of an encoded message that is of the wanted kinds.
 func wireField(b []byte, st *step, want kind, take func(value)) {
+	if st.num == 0 { // it is wanted by its name
+		return
+	}
 	protofield.Each(b, func(f protofield.Field) {
 		switch {
 		case f.Number != st.num:

@@ -6,25 +6,25 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// codec passes messages through, which are of the type *mem.BufferSlice.
-type codec struct{}
+// Codec passes messages through, which are of the type *mem.BufferSlice.
+type Codec struct{}
 
 // Marshal implements [encoding.CodecV2]. The message keeps its own reference, for another attempt.
-func (codec) Marshal(v any) (mem.BufferSlice, error) {
+func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 	m := v.(*mem.BufferSlice)
 	m.Ref()
 	return *m, nil
 }
 
 // Unmarshal implements [encoding.CodecV2].
-func (codec) Unmarshal(data mem.BufferSlice, v any) error {
+func (Codec) Unmarshal(data mem.BufferSlice, v any) error {
 	data.Ref()
 	*v.(*mem.BufferSlice) = data
 	return nil
 }
 
 // Name implements [encoding.CodecV2].
-func (codec) Name() string { return encodingproto.Name }
+func (Codec) Name() string { return encodingproto.Name }
 
 // raw is the option of every call to a replica.
-var raw = grpc.ForceCodecV2(codec{})
+var raw = grpc.ForceCodecV2(Codec{})

@@ -3,7 +3,6 @@ package proxy
 import (
 	"context"
 	"io"
-	"strings"
 	"sync"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/tap"
 
 	"github.com/warmpath/warmpath/internal/call"
 )
@@ -129,18 +129,11 @@ func (x *passage) serve() (err error) {
 // open opens the call to a replica, and sends what has come. The first message is not freed: what the policy looks at
 // is in its memory.
 func (x *passage) open(method string) (err error) {
-	md, _ := metadata.FromIncomingContext(x.ctx)
-	desc, options := single, x.options(md)
-	if !x.closed || len(x.requests) != 1 {
-		desc = stream
-		if len(x.requests) > 0 {
-			options = append(options, call.Defer{})
-		}
+	desc := stream
+	if x.closed && len(x.requests) == 1 {
+		desc = single
 	}
-	for _, key := range hopByHop {
-		delete(md, key)
-	}
-	x.out, err = x.proxy.conn.NewStream(metadata.NewOutgoingContext(x.ctx, md), desc, method, options...)
+	x.out, err = x.proxy.conn.NewStream(x.ctx, desc, method, x.options()...)
 	for i := 0; err == nil && i < len(x.requests); i++ {
 		err = x.out.SendMsg(x.requests[i])
 	}
@@ -157,18 +150,29 @@ func (x *passage) open(method string) (err error) {
 // hopByHop are the keys that gRPC itself sets on each connection.
 var hopByHop = [...]string{":authority", "content-type", "user-agent", "grpc-accept-encoding"}
 
-// options are those of the call to a replica: the client's compression and content type.
-func (x *passage) options(md metadata.MD) []grpc.CallOption {
-	options := make([]grpc.CallOption, 1, 4)
-	options[0] = raw
-	s, _ := grpc.ServerTransportStreamFromContext(x.ctx).(interface{ RecvCompress() string })
-	if s != nil && s.RecvCompress() != "" && s.RecvCompress() != encoding.Identity {
-		options = append(options, grpc.UseCompressor(s.RecvCompress()))
+// outgoing makes a call's metadata those of the call to a replica. In its handler they would have to be copied.
+func outgoing(ctx context.Context, of *tap.Info) (context.Context, error) {
+	for _, key := range hopByHop {
+		delete(of.Header, key)
 	}
-	if types := md["content-type"]; len(types) > 0 {
-		if _, subtype, found := strings.Cut(types[0], "+"); found && subtype != encodingproto.Name {
-			options = append(options, grpc.CallContentSubtype(subtype))
-		}
+	return metadata.NewOutgoingContext(ctx, of.Header), nil
+}
+
+// options are those of the call to a replica: the client's compression and content type.
+func (x *passage) options() []grpc.CallOption {
+	options := append(make([]grpc.CallOption, 0, 4), raw, call.Passed{Proxied: true, Defers: len(x.requests) > 0})
+	s, _ := grpc.ServerTransportStreamFromContext(x.ctx).(interface {
+		RecvCompress() string
+		ContentSubtype() string
+	})
+	if s == nil {
+		return options
+	}
+	if c := s.RecvCompress(); c != "" && c != encoding.Identity {
+		options = append(options, grpc.UseCompressor(c))
+	}
+	if t := s.ContentSubtype(); t != "" && t != encodingproto.Name {
+		options = append(options, grpc.CallContentSubtype(t))
 	}
 	return options
 }
@@ -189,7 +193,7 @@ func (x *passage) answer() error {
 		err := x.out.RecvMsg(&m)
 		if !header {
 			header = true
-			if md, _ := x.out.Header(); md != nil {
+			if md, _ := x.out.Header(); len(md) > 1 { // than the content type
 				if err := x.in.SetHeader(md); err != nil {
 					return err
 				}

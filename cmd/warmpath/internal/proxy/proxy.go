@@ -39,7 +39,7 @@ func New(target string, dial []grpc.DialOption, serve ...grpc.ServerOption) (*Pr
 	conn.Connect()
 	p := &Proxy{conn: conn, patience: patience}
 	p.server = grpc.NewServer(append([]grpc.ServerOption{
-		grpc.ForceServerCodecV2(codec{}), grpc.UnknownServiceHandler(p.pass),
+		grpc.ForceServerCodecV2(Codec{}), grpc.UnknownServiceHandler(p.pass), grpc.InTapHandle(outgoing),
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(windows * window),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
