@@ -362,7 +362,7 @@ type Options struct {
 	Passed                     // zero where it is none of a proxy
 }
 
-// Passed is the option of a stream that a proxy passes on: the proxy reads it to its end, or ends its context.
+// Passed is the option of a stream that a proxy passes on: it is always read to its end, so it is never abandoned.
 type Passed struct {
 	grpc.EmptyCallOption
 	Proxied bool

@@ -184,7 +184,7 @@ func (x *passage) answer() error {
 		md, _ := x.out.Header() // its error is RecvMsg's to return
 		if header = md != nil; header {
 			if err := x.in.SendHeader(md); err != nil {
-				return err
+				return x.drop(err)
 			}
 		}
 	}
@@ -195,7 +195,7 @@ func (x *passage) answer() error {
 			header = true
 			if md, _ := x.out.Header(); len(md) > 1 { // than the content type
 				if err := x.in.SetHeader(md); err != nil {
-					return err
+					return x.drop(err)
 				}
 			}
 		}
@@ -209,9 +209,20 @@ func (x *passage) answer() error {
 		err = x.in.SendMsg(&m)
 		m.Free()
 		if err != nil {
-			return err
+			return x.drop(err)
 		}
 	}
+}
+
+// drop leaves a call whose client takes no more: its context ends with the handler, and then it is read to its end.
+func (x *passage) drop(err error) error {
+	go func() {
+		var m mem.BufferSlice
+		for x.out.RecvMsg(&m) == nil {
+			m.Free()
+		}
+	}()
+	return err
 }
 
 // grow makes the stack of a goroutine as large as a call needs it at once.

@@ -332,7 +332,7 @@ var scenarios = map[string]scenario{
 	"deadline": {
 		replica: output(func(_ *seen, out grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
 			<-out.Context().Done()
-			return nil
+			return out.Context().Err() // the replica's timer may be the first
 		}),
 		client: func(ctx context.Context, stub testpb.TestServiceClient, s *seen) {
 			ctx, cancel := context.WithTimeout(ctx, time.Second) // in which it reaches the replica
