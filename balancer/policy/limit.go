@@ -25,25 +25,9 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(float64(l))
 }
 
-// UnmarshalJSON implements [json.Unmarshaler]. Its error is of the type to which encoding/json adds the name of the
-// field.
+// UnmarshalJSON implements [json.Unmarshaler].
 func (l *Limit) UnmarshalJSON(raw []byte) error {
-	switch {
-	case string(raw) == "null":
-		return nil
-	case isOff(raw):
-		*l = Off
-		return nil
-	}
-	var n float64
-	if err := json.Unmarshal(raw, &n); err != nil {
-		return ofType[Limit](err)
-	}
-	if n < 0 {
-		return &json.UnmarshalTypeError{Value: "number " + string(raw), Type: reflect.TypeFor[Limit]()}
-	}
-	*l = Limit(n)
-	return nil
+	return unmarshal(l, raw, "number", func(n float64) (Limit, bool) { return Limit(n), n >= 0 })
 }
 
 // A Duration is written as a string like "1.5s" or "100ms", or "off".
@@ -60,36 +44,38 @@ func (d Duration) String() string {
 // MarshalText implements [encoding.TextMarshaler].
 func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
 
-// UnmarshalJSON implements [json.Unmarshaler]. Its error is of the type to which
-// encoding/json adds the name of the field.
+// UnmarshalJSON implements [json.Unmarshaler].
 func (d *Duration) UnmarshalJSON(raw []byte) error {
+	return unmarshal(d, raw, "string", func(s string) (Duration, bool) {
+		parsed, err := time.ParseDuration(s)
+		return Duration(parsed), err == nil
+	})
+}
+
+// unmarshal reads a value that may be null or [Off], and is JSON of another type. Its error is of the type to which
+// encoding/json adds the name of the field.
+func unmarshal[T Limit | Duration, J float64 | string](to *T, raw []byte, kind string, parse func(J) (T, bool)) error {
 	switch {
 	case string(raw) == "null":
 		return nil
 	case isOff(raw):
-		*d = Off
+		*to = Off
 		return nil
 	}
-	var s string
-	if err := json.Unmarshal(raw, &s); err != nil {
-		return ofType[Duration](err)
-	}
-	parsed, err := time.ParseDuration(s)
-	if err != nil {
-		return &json.UnmarshalTypeError{Value: fmt.Sprintf("string %q", s), Type: reflect.TypeFor[Duration]()}
-	}
-	*d = Duration(parsed)
-	return nil
-}
-
-// ofType gives an error of a wrong type the type that the field has.
-func ofType[T any](err error) error {
-	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
+	var read J
+	wrong := &json.UnmarshalTypeError{Value: kind + " " + string(raw), Type: reflect.TypeFor[T]()}
+	if err := json.Unmarshal(raw, &read); errors.As(err, &wrong) {
 		wrong.Type = reflect.TypeFor[T]()
 		return wrong
+	} else if err != nil {
+		return err
 	}
-	return err
+	value, ok := parse(read)
+	if !ok {
+		return wrong
+	}
+	*to = value
+	return nil
 }
 
 // within refuses a value out of bounds. The error names the field.
