@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"strings"
 
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
@@ -19,6 +17,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/pemfile"
 )
 
@@ -119,34 +118,26 @@ func certificate(flags, cert, key string) (load func() (*tls.Certificate, error)
 	return load, nil
 }
 
-// bearer sends a token with every call.
-type bearer struct {
-	token  string
-	secure bool
+// token returns credentials that send what is in the file, and read it again as it is replaced. Without TLS a token only
+// goes to this host.
+func (d *dialFlags) token(server string) (credentials.PerRPCCredentials, error) {
+	token := client.TokenFile(d.tokenFile)
+	switch _, err := token.GetRequestMetadata(context.Background()); {
+	case err != nil:
+		return nil, err
+	case d.secure():
+		return token, nil
+	case !isLoopback(server):
+		return nil, errors.New("a token is not sent in plaintext to another host: use --tls or --tls-ca")
+	}
+	return plaintext{token}, nil
 }
 
-func (b bearer) GetRequestMetadata(context.Context, ...string) (map[string]string, error) {
-	return map[string]string{"authorization": "Bearer " + b.token}, nil
-}
+// plaintext are credentials that are sent without TLS.
+type plaintext struct{ credentials.PerRPCCredentials }
 
-func (b bearer) RequireTransportSecurity() bool { return b.secure }
-
-// token reads the file. Without TLS a token only goes to this host.
-func (d *dialFlags) token(server string) (bearer, error) {
-	raw, err := os.ReadFile(d.tokenFile)
-	if err != nil {
-		return bearer{}, err
-	}
-	line, _, _ := strings.Cut(string(raw), "\n")
-	token := strings.TrimSpace(line)
-	if token == "" {
-		return bearer{}, fmt.Errorf("the first line of %s is empty", d.tokenFile)
-	}
-	if !d.secure() && !isLoopback(server) {
-		return bearer{}, errors.New("a token is not sent in plaintext to another host: use --tls or --tls-ca")
-	}
-	return bearer{token, d.secure()}, nil
-}
+// RequireTransportSecurity implements [credentials.PerRPCCredentials].
+func (plaintext) RequireTransportSecurity() bool { return false }
 
 func isLoopback(server string) bool {
 	host, _, err := net.SplitHostPort(server)

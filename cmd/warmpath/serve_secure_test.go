@@ -94,7 +94,7 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1
 		{[]string{"--tls-ca", token}, exitUsage, "--tls-ca: " + token + " has no certificate"},
 		{[]string{"--tls-ca", "/no/such"}, exitUsage, "--tls-ca: open /no/such"},
 		{[]string{"--cert", own}, exitUsage, "--cert, --key: "},
-		{[]string{"--token-file", "/no/such"}, exitUsage, "--token-file: open /no/such"},
+		{[]string{"--token-file", "/no/such"}, exitUsage, "open /no/such"},
 		{[]string{"--token-file", file(t, "empty", "\n")}, exitUsage, "is empty"},
 	} {
 		code, _, wrong := command(t, append([]string{"choose", "--timeout", "10s", "--server", at}, tt.args...)...)
