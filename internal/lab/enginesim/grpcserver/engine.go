@@ -39,39 +39,49 @@ func (e *engineService) Generate(r *enginepb.GenerateRequest,
 		return err
 	}
 	p := prompt{id: r.GetRequestId(), ids: r.GetTokenized().GetInputIds(), text: r.GetText(), output: output, leg: l}
-	return e.srv.run(stream.Context(), stream, p, func(c *enginesim.Call, from, to int, done bool) error {
-		res := c.Result()
-		if r.GetStream() {
-			for i := from; i < to; i++ {
-				chunk := &enginepb.GenerateStreamChunk{
-					TokenIds: []uint32{c.Token(i)}, PromptTokens: uint32(res.PromptTokens),
-					CompletionTokens: 1, CachedTokens: uint32(res.CachedTokens),
-				}
-				if err := stream.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Chunk{Chunk: chunk}}); err != nil {
-					return err
-				}
-			}
-		}
-		if !done {
-			return nil
-		}
-		// As SMG's servicer does: the end of a stream repeats the last delta, without a stream it has everything.
-		begin := 0
-		if r.GetStream() {
-			begin = max(0, to-1)
-		}
+	chunk := func(c *enginesim.Call, i int) *enginepb.GenerateResponse {
+		return &enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Chunk{Chunk: &enginepb.GenerateStreamChunk{
+			TokenIds: outputIDs(c, i, i+1), PromptTokens: uint32(c.Result().PromptTokens), CompletionTokens: 1,
+			CachedTokens: uint32(c.Result().CachedTokens),
+		}}}
+	}
+	end := func(c *enginesim.Call, begin, to int, reason string) *enginepb.GenerateResponse {
 		complete := &enginepb.GenerateComplete{
-			OutputIds: outputIDs(c, begin, to), FinishReason: "length", PromptTokens: uint32(res.PromptTokens),
-			CompletionTokens: uint32(to - begin), CachedTokens: uint32(res.CachedTokens),
-		}
-		if res.Aborted {
-			complete.FinishReason = "abort"
+			OutputIds: outputIDs(c, begin, to), FinishReason: reason, PromptTokens: uint32(c.Result().PromptTokens),
+			CompletionTokens: uint32(to - begin), CachedTokens: uint32(c.Result().CachedTokens),
 		}
 		if l != nil && l.answer != "" {
 			complete.KvTransferParamsJson = &l.answer
 		}
-		return stream.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: complete}})
-	})
+		return &enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: complete}}
+	}
+	return e.srv.run(stream.Context(), stream, p, asSMG(stream, r.GetStream(), chunk, end))
+}
+
+// asSMG passes on the tokens of a call as SMG's servicers do: a stream has a chunk for each token, and its end repeats
+// the last one; without a stream the end has all.
+func asSMG[M any](stream grpc.ServerStreamingServer[M], chunks bool, chunk func(c *enginesim.Call, i int) *M,
+	end func(c *enginesim.Call, begin, to int, reason string) *M,
+) func(c *enginesim.Call, from, to int, done bool) error {
+	return func(c *enginesim.Call, from, to int, done bool) error {
+		begin := 0
+		if chunks {
+			for i := from; i < to; i++ {
+				if err := stream.Send(chunk(c, i)); err != nil {
+					return err
+				}
+			}
+			begin = max(0, to-1)
+		}
+		if !done {
+			return nil
+		}
+		reason := "length"
+		if c.Result().Aborted {
+			reason = "abort"
+		}
+		return stream.Send(end(c, begin, to, reason))
+	}
 }
 
 func outputIDs(c *enginesim.Call, from, to int) []uint32 {

@@ -44,38 +44,25 @@ func (e *sglangService) Generate(r *sglangpb.GenerateRequest,
 	p := prompt{
 		id: r.GetRequestId(), ids: r.GetTokenized().GetInputIds(), adapter: r.GetLoraId(), output: output, leg: l,
 	}
-	return e.srv.run(stream.Context(), stream, p, func(c *enginesim.Call, from, to int, done bool) error {
-		res := c.Result()
-		for i := from; r.GetStream() && i < to; i++ {
-			chunk := &sglangpb.GenerateStreamChunk{
-				TokenIds: []uint32{c.Token(i)}, PromptTokens: uint32(res.PromptTokens), CompletionTokens: uint32(i + 1),
-				CachedTokens: uint32(res.CachedTokens),
-			}
-			m := &sglangpb.GenerateResponse{
-				RequestId: r.GetRequestId(), Response: &sglangpb.GenerateResponse_Chunk{Chunk: chunk},
-			}
-			if err := stream.Send(m); err != nil {
-				return err
-			}
+	chunk := func(c *enginesim.Call, i int) *sglangpb.GenerateResponse {
+		chunk := &sglangpb.GenerateStreamChunk{
+			TokenIds: outputIDs(c, i, i+1), PromptTokens: uint32(c.Result().PromptTokens), CompletionTokens: uint32(i + 1),
+			CachedTokens: uint32(c.Result().CachedTokens),
 		}
-		if !done {
-			return nil
+		return &sglangpb.GenerateResponse{
+			RequestId: r.GetRequestId(), Response: &sglangpb.GenerateResponse_Chunk{Chunk: chunk},
 		}
-		begin := 0 // as SMG's servicer does: the end of a stream repeats the last delta, with the counts of all
-		if r.GetStream() {
-			begin = max(0, to-1)
-		}
+	}
+	end := func(c *enginesim.Call, begin, to int, reason string) *sglangpb.GenerateResponse {
 		complete := &sglangpb.GenerateComplete{
-			OutputIds: outputIDs(c, begin, to), FinishReason: "length", PromptTokens: uint32(res.PromptTokens),
-			CompletionTokens: uint32(to), CachedTokens: uint32(res.CachedTokens),
+			OutputIds: outputIDs(c, begin, to), FinishReason: reason, PromptTokens: uint32(c.Result().PromptTokens),
+			CompletionTokens: uint32(to), CachedTokens: uint32(c.Result().CachedTokens),
 		}
-		if res.Aborted {
-			complete.FinishReason = "abort"
-		}
-		return stream.Send(&sglangpb.GenerateResponse{
+		return &sglangpb.GenerateResponse{
 			RequestId: r.GetRequestId(), Response: &sglangpb.GenerateResponse_Complete{Complete: complete},
-		})
-	})
+		}
+	}
+	return e.srv.run(stream.Context(), stream, p, asSMG(stream, r.GetStream(), chunk, end))
 }
 
 // Abort implements the service.
