@@ -9,8 +9,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // want returns an error where a condition does not hold.
@@ -34,11 +32,6 @@ func checkID(id string) error {
 		return fmt.Errorf("%q has something else than printable ASCII at byte %d", id, i)
 	}
 	return nil
-}
-
-func checkRole(role string) error {
-	return want(role == "" || role == policy.RolePrefill || role == policy.RoleDecode,
-		"%.20q is unknown; want prefill, decode or both", role)
 }
 
 func checkAddress(address string) error {

@@ -75,7 +75,7 @@ func Parse(data []byte) ([]policy.Attributes, error) {
 		if bad := (*json.UnsupportedValueError)(nil); errors.As(err, &bad) {
 			return nil, fmt.Errorf("a number is %s; weight must be finite", bad.Str)
 		}
-		return nil, oneLine(err)
+		return nil, errors.New(strings.Join(strings.Fields(err.Error()), " ")) // one line
 	}
 	return admission.Parse(text)
 }
@@ -98,8 +98,4 @@ func oneDocument(data []byte) error {
 		}
 	}
 	return nil
-}
-
-func oneLine(err error) error {
-	return errors.New(strings.Join(strings.Fields(err.Error()), " "))
 }
