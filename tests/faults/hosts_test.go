@@ -28,7 +28,7 @@ var outages = []outage{
 		end:   func(t *testing.T, h *host) { run(t, "ip", "route", "del", "blackhole", h.ip()) },
 	},
 	{
-		// Connections stay half-open; who has the address then knows nothing of them.
+		// Connections stay half-open; the host that has the address then has none of them.
 		name:  "the host is lost, and a new one gets its address",
 		begin: func(_ *testing.T, h *host) { h.die() },
 		end:   func(t *testing.T, h *host) { h.boot(t) },
@@ -43,7 +43,7 @@ type party struct {
 	home    []visit
 }
 
-// Four hosts, one of which can no longer be reached, and nobody is told. No call hangs and none is lost; sessions of that
+// Four hosts, one of which can no longer be reached, without notice. No call hangs and none is lost; sessions of that
 // host are served elsewhere and come back, the others stay where they are.
 func TestHosts(t *testing.T) {
 	t.Parallel()
@@ -65,7 +65,7 @@ func (o *outage) happen(t *testing.T) {
 		addresses[i] = hosts[i].address()
 	}
 	config := map[string]any{
-		"first_token_timeout": "500ms", // for the first calls that nobody answers
+		"first_token_timeout": "500ms", // for the first calls, which have no answer
 		"ejection":            map[string]any{"late_min": "1h", "slow_start": "off", "base_time": "100ms"},
 	}
 	var parties []*party

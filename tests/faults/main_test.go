@@ -98,7 +98,7 @@ func small(scenario, policy string, clients int) chaos.Options {
 		KVTokens: 4096, Calm: 1, Speed: 5, Timeout: time.Minute, InFlight: 32, Dial: []grpc.DialOption{quickly}, Seed: 1,
 	}
 	if policy == "kv_aware" {
-		o.Rate = 10 // every channel hears of every block that any call computes
+		o.Rate = 10 // every channel gets every block that any call computes
 	}
 	return o
 }

@@ -20,7 +20,7 @@ import (
 const ownNetwork = "WARMPATH_TEST_NETWORK"
 
 // alone runs a test again, in a process with a network of its own, and reports whether this is that process. Nobody else's
-// links, addresses and rules are in its way, it is in nobody's, and nothing of it outlives it. Where the machine does not
+// links, addresses and rules are in its way, it is in the way of none, and nothing of it outlives it. Where the machine does not
 // allow that the test is skipped.
 func alone(t *testing.T) bool {
 	t.Helper()
@@ -102,7 +102,7 @@ func (h *host) die() {
 	if h.cmd == nil {
 		return
 	}
-	// Of the end of its namespace the link would hear only later.
+	// The link would see the end of its namespace only later.
 	_ = exec.Command("ip", "link", "delete", h.link()).Run()
 	_ = h.cmd.Process.Kill() // it may have ended
 	_ = h.cmd.Wait()

@@ -71,7 +71,7 @@ func TestAbort(t *testing.T) {
 	play(t, runs, cut)
 }
 
-// cut is the check that only those calls failed that nobody may repeat.
+// cut is the check that only those calls failed that must not be repeated.
 func cut(t *testing.T, r *chaos.Result) {
 	for _, c := range r.History {
 		require.True(t, c.Outcome == chaos.Served || c.Received > 0 || c.Attempts > 1, "call %d: %v", c.Index, c.Err)
