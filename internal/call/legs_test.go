@@ -2,7 +2,9 @@ package call
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -12,13 +14,23 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A decode leg waits for a replica no longer than the prefill replica keeps the KV cache.
-func TestDecodeLegWaitsForTheLease(t *testing.T) {
+func connectedReplica() *policy.Replica {
 	live := new(state.Replica)
 	live.Set(state.Connected, true)
-	prefilled := policy.NewReplica(policy.Attributes{ID: "p"}, 0, nil, live)
-	c := &Call{Context: t.Context(), legs: &legs{until: time.Now().Add(lease / 2)}}
-	c.legs.prefill.reserved.held.Decision.Replica = prefilled
+	return policy.NewReplica(policy.Attributes{ID: "p"}, 0, nil, live)
+}
+
+// prefilledCall is one whose decode leg is to begin at another replica.
+func prefilledCall(ctx context.Context, by *policy.Replica) *Call {
+	c := &Call{Context: ctx, legs: &legs{until: time.Now().Add(lease / 2)}}
+	c.legs.prefill.reserved.held.Decision.Replica = by
+	return c
+}
+
+// A decode leg waits for a replica no longer than the prefill replica keeps the KV cache.
+func TestDecodeLegWaitsForTheLease(t *testing.T) {
+	prefilled := connectedReplica()
+	c := prefilledCall(t.Context(), prefilled)
 	var from *policy.Replica
 	require.NoError(t, c.inLegs(noBinding, func(ctx context.Context, how *router.Legs) error {
 		from = how.From
@@ -28,4 +40,41 @@ func TestDecodeLegWaitsForTheLease(t *testing.T) {
 		return nil
 	}))
 	require.Equal(t, prefilled, from)
+}
+
+// An Abort that an engine has not answered would end the next attempt, which has the same id: that waits, but not for an
+// engine that is dead, and not beyond the call.
+func TestAttemptWaitsForAborts(t *testing.T) {
+	for name, tt := range map[string]struct {
+		then  func(ended, cancel func())
+		waits time.Duration
+	}{
+		"answered":  {func(ended, _ func()) { ended() }, 0},
+		"dead":      {func(_, _ func()) { time.Sleep(time.Second) }, time.Second},
+		"cancelled": {func(_, cancel func()) { cancel() }, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				c := prefilledCall(ctx, connectedReplica())
+				began := time.Now()
+				c.legs.aborts()() // that of the other leg is answered
+				ended := c.legs.aborts()
+				var reserved atomic.Int64
+				reserved.Store(-1)
+				go func() {
+					_ = c.inLegs(noBinding, func(context.Context, *router.Legs) error {
+						reserved.Store(int64(time.Since(began)))
+						return nil
+					})
+				}()
+				synctest.Wait()
+				require.Negative(t, reserved.Load())
+				tt.then(ended, cancel)
+				synctest.Wait()
+				require.EqualValues(t, tt.waits, reserved.Load())
+			})
+		})
+	}
 }
