@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	sglangpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/sglang/grpc/scheduler"
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
@@ -41,6 +42,10 @@ func TestCentralLegs(t *testing.T) {
 	}
 	at, _ := lookasideWith(t, "", apart("central", addrs("p0", "p1"), addrs("d0", "d1", "d2")))
 	f.cc = dial(t, "warmpath://"+at+"/", f.m.option)
+	eventually(t, "a decision of the server", func() bool {
+		_, d, err := f.call(t, deadline(t), request())
+		return err == nil && d.Reason == policy.ReasonCentral
+	})
 	f.splits(t)
 	unreserved := func() {
 		t.Helper()
@@ -87,7 +92,7 @@ func TestCentralPairOnly(t *testing.T) {
 			decodes, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.d) })
 			at, _ := lookasideWith(t, "", apart(mode, []string{prefills}, []string{decodes}))
 			f.cc = dial(t, "warmpath://"+at+"/", f.m.option)
-			f.splits(t)
+			f.splits(t, policy.ReasonCentral)
 			var d client.Decision
 			result := f.call(deadline(t), &d)
 			p, q := f.legs(t)

@@ -76,11 +76,12 @@ func startRoomFleet(t testing.TB, opts ...grpc.DialOption) *roomFleet {
 	return f
 }
 
-// splits waits until a call is split.
-func (f *roomFleet) splits(t testing.TB) {
+// splits waits until a call is split, for this reason if one is given.
+func (f *roomFleet) splits(t testing.TB, why ...policy.Reason) {
 	t.Helper()
 	eventually(t, "both connections", func() bool {
-		result, split := f.call(deadline(t), nil), false
+		var d client.Decision
+		result, split := f.call(deadline(t), &d), false
 		for {
 			select {
 			case leg := <-f.p.legs:
@@ -89,7 +90,7 @@ func (f *roomFleet) splits(t testing.TB) {
 				split = leg.q.GetDisaggregatedParams() != nil
 				leg.answers(nil)
 			case err := <-result:
-				return err == nil && split
+				return err == nil && split && (len(why) == 0 || d.Reason == why[0])
 			}
 		}
 	})
@@ -117,19 +118,28 @@ func (f *roomFleet) call(ctx context.Context, d *client.Decision) <-chan error {
 	return result
 }
 
-// legs returns the two legs that meet in one room. One of an attempt that has ended may come first.
+// legs returns the two legs that meet in one room. Those of attempts that have ended may come before and between.
 func (f *roomFleet) legs(t testing.TB) (p, d roomLeg) {
 	t.Helper()
 	late := time.After(30 * time.Second)
-	for p.q == nil || d.q == nil || !proto.Equal(p.q.DisaggregatedParams, d.q.DisaggregatedParams) {
+	var ps, ds []roomLeg
+	for {
 		select {
-		case p = <-f.p.legs:
-		case d = <-f.d.legs:
+		case leg := <-f.p.legs:
+			ps = append(ps, leg)
+		case leg := <-f.d.legs:
+			ds = append(ds, leg)
 		case <-late:
 			t.Fatal("no legs came")
 		}
+		for _, p := range ps {
+			for _, d := range ds {
+				if proto.Equal(p.q.DisaggregatedParams, d.q.DisaggregatedParams) {
+					return p, d
+				}
+			}
+		}
 	}
-	return p, d
 }
 
 func (f *roomFleet) idle(t testing.TB) {
