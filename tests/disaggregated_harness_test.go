@@ -278,12 +278,13 @@ func (f *kvFleet) sums() (whole, prefills, decodes int) {
 	return whole - f.wholeBefore, prefills, decodes
 }
 
-// pulled is how often KV was pulled.
-func (f *kvFleet) pulled() (n int) {
+// transfers is how often KV was pulled, and how often a prefill leg was ended before.
+func (f *kvFleet) transfers() (pulled, dropped int) {
 	for _, e := range f.of("p") {
-		n += e.server.Stats().KV.Pulled
+		s := e.server.Stats().KV
+		pulled, dropped = pulled+s.Pulled, dropped+s.Dropped
 	}
-	return n
+	return pulled, dropped
 }
 
 // nothingReserved waits until neither the client nor a living engine holds anything.

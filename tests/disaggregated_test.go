@@ -29,7 +29,11 @@ func TestDisaggregatedFlows(t *testing.T) {
 			whole, prefills, decodes := f.sums()
 			require.Equal(t, []int{0, 20, 20}, []int{whole, prefills, decodes})
 			f.nothingReserved()
-			require.Equal(t, 20, f.pulled())
+			pulled, dropped := f.transfers()
+			require.Equal(t, 20, pulled+dropped)
+			if flow.connector != grpcserver.Rooms { // there a call may end before the prefill engine has the pull's report
+				require.Zero(t, dropped)
+			}
 		})
 	}
 }
