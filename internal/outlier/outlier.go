@@ -86,6 +86,7 @@ type Replica struct {
 	// The Detector's lock guards what follows.
 	d                 *Detector // of which it is or was a member
 	member, connected bool
+	role              string  // of the replica: those of another one do other work
 	waiting           Attempt // before and behind the calls that wait for a first message, oldest pick first
 	record
 }
@@ -175,10 +176,11 @@ func (d *Detector) Stats() Stats {
 	return d.stats
 }
 
-// Join makes a replica a member of the fleet.
-func (d *Detector) Join(r *Replica) {
+// Join makes a replica a member of the fleet, with a role that a later Join may change.
+func (d *Detector) Join(r *Replica, role string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	r.role = role
 	if !r.member {
 		r.d, r.member = d, true
 		d.members = append(d.members, r)

@@ -49,7 +49,7 @@ func newFleet(t *testing.T, n int) *fleet {
 		h := new(host)
 		h.Replica = outlier.NewReplica(h)
 		h.admits.Store(true)
-		f.Join(h.Replica)
+		f.Join(h.Replica, "")
 		f.SetConnected(h.Replica, true)
 		f.replicas = append(f.replicas, h)
 	}
@@ -115,6 +115,32 @@ func TestStates(t *testing.T) {
 	f.pass(30 * time.Second)
 	f.is(0, outlier.Healthy)
 	require.True(t, f.AllHealthy())
+}
+
+// The share of a replica that starts slowly grows with the load of those of its role, also where that changes.
+func TestSlowStartByRole(t *testing.T) {
+	f := newFleet(t, 3)
+	for i, h := range f.replicas {
+		h.bookings.Store([]int64{2, 40, 0}[i])
+		f.Join(h.Replica, []string{"prefill", "decode", "prefill"}[i])
+	}
+	f.SetConnected(f.replicas[2].Replica, false)
+	f.pass(time.Minute)
+	f.SetConnected(f.replicas[2].Replica, true)
+	f.is(2, outlier.SlowStart)
+	admitted := func() (n int64) {
+		for h := f.replicas[2]; h.admits.Load(); n++ {
+			h.bookings.Store(n + 1)
+			f.Begin(new(outlier.Attempt), h.Replica, state.AnswerUnseen, 500, "", f.now)
+		}
+		f.replicas[2].bookings.Store(0)
+		return n
+	}
+	f.pass(29 * time.Second)
+	require.EqualValues(t, 2, admitted())
+	f.Join(f.replicas[2].Replica, "decode")
+	f.pass(round)
+	require.EqualValues(t, 39, admitted())
 }
 
 // Issue 12.38: what one principal reports alone ejects no replica while others are active; it adds to what they report.
@@ -350,7 +376,7 @@ func TestManyGoroutines(t *testing.T) {
 	for i := range all {
 		all[i] = new(host)
 		all[i].Replica = outlier.NewReplica(all[i])
-		d.Join(all[i].Replica)
+		d.Join(all[i].Replica, "")
 		d.SetConnected(all[i].Replica, true)
 	}
 	var g sync.WaitGroup

@@ -187,11 +187,11 @@ func (d *Detector) look(now time.Time) {
 
 // advance ends ejections and slow starts whose time is over, and lets shares grow.
 func (d *Detector) advance(now time.Time) {
-	var reservations, others float64
+	reservations, others := make(map[string]int64), make(map[string]int64) // of the healthy ones, by role
 	for _, r := range d.members {
 		if r.connected && r.state == Healthy {
-			reservations += float64(r.host.Reservations())
-			others++
+			reservations[r.role] += r.host.Reservations()
+			others[r.role]++
 		}
 	}
 	for _, r := range d.members {
@@ -203,9 +203,9 @@ func (d *Detector) advance(now time.Time) {
 			r.enter(Healthy, NoCause, r.since)
 		case r.state == SlowStart: // requests that wait need not choose again for it
 			r.share = math.MaxInt64
-			if others > 0 {
+			if n := others[r.role]; n > 0 {
 				part := 1 - float64(r.until.Sub(now))/float64(d.slowStart)
-				r.share = max(int64(math.Ceil(part*reservations/others)), 1)
+				r.share = max(int64(math.Ceil(part*float64(reservations[r.role])/float64(n))), 1)
 			}
 			r.host.Admit(r.admits())
 		}

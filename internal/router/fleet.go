@@ -151,7 +151,7 @@ func (f *Fleet) replica(old *policy.Replica, m *Member, index int) *policy.Repli
 		f.known[m.ID] = l
 	}
 	rep := policy.NewReplica(m.Attributes, index, m.Host, &l.Replica)
-	r.outliers.Join(l.outlier)
+	r.outliers.Join(l.outlier, m.Role)
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
 	if m.Draining && (old == nil || !old.Drains() || restarted(old, rep)) {

@@ -16,8 +16,8 @@ type Legs struct {
 	Prefill *Reservation
 	// From is the replica that has prefilled the request: one is reserved that decodes it. nil = it is not prefilled.
 	From *policy.Replica
-	// Only is for an engine whose replicas refuse a request that is not split, if they have a role: it is served whole
-	// where they have none, else in two legs.
+	// Only is for an engine whose replicas refuse a request that is not split, if they have a role, and legs, if they have
+	// none.
 	Only bool
 }
 
@@ -56,7 +56,7 @@ func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
 	x, assigned := new(legs), how.Assigned
 	// Whatever the policy prefers, the reservation may be that of a leg.
 	paired := l.From != nil || l.Prefill != nil && assigned != nil && assigned.Prefill != nil
-	x.Owner, x.Only, s.Legs = x, l.Only && !paired, &x.Legs
+	x.Owner, x.Only, x.Leg, s.Legs = x, l.Only, paired, &x.Legs
 	if whole {
 		return
 	}
@@ -112,13 +112,11 @@ func (c choice) leg(x *legs) choice {
 // long as there are others.
 func (c choice) pair(x *legs, err error) error {
 	s, leg, only := c.q.State(), x.request.State(), err != nil && err != ErrFull
-	defer func(only bool) {
-		x.Pairs, x.Only, s.Resort, leg.Resort = nil, only, state.NoResort, state.NoResort
-	}(x.Only)
+	defer func() { x.Pairs, x.Leg, s.Resort, leg.Resort = nil, false, state.NoResort, state.NoResort }()
 	for err == nil && s.Resort < state.Ejected && !c.v.Allowed(c.q, c.d.Replica) { // what it takes whole, its legs may take
 		s.Resort++
 	}
-	x.Only, leg.Resort = false, s.Resort
+	x.Leg, leg.Resort = true, s.Resort
 	for !c.inTwo(x, err) {
 		if !only {
 			return err

@@ -86,6 +86,10 @@ func TestLegsModel(t *testing.T) {
 						require.NotEqual(t, policy.RoleDecode, d.Role)
 						require.NotEqual(t, d.ID, l.b.Decision.Replica.ID)
 					}
+					if how.Legs.Only {
+						require.Equal(t, l.pre.Held(), l.b.Decision.Replica.Role != "")
+						require.True(t, !l.pre.Held() || l.pre.Decision.Replica.Role != "")
+					}
 					require.NotEqual(t, policy.RolePrefill, l.b.Decision.Replica.Role)
 					lives = append(lives, l)
 				case ErrQueued:

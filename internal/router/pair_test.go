@@ -413,6 +413,42 @@ func TestPairOnly(t *testing.T) {
 	}
 }
 
+// Such an engine refuses legs where it has no role, also beside others of the same label, and where a server names it.
+func TestPairOnlyLegs(t *testing.T) {
+	r := split(t, Options{}, member("p", prefills), member("d", decodes), member("b"), member("c"))
+	for _, busy := range []string{"p", "d", "d", "b", "b", "c", "c"} {
+		for range 10 {
+			pick(t, r, &policy.Request{Pin: busy})
+		}
+	}
+	pre, b := new(Reservation), new(Reservation)
+	how := How{NoWait: true, Legs: &Legs{Prefill: pre, Only: true}}
+	for range 5 {
+		require.NoError(t, r.Reserve(t.Context(), ask(30_000), b, how))
+		require.Equal(t, []string{"p", "d"}, []string{pre.Decision.Replica.ID, b.Decision.Replica.ID})
+		pre.Release()
+		b.Release()
+	}
+	to := func(id string) *Assigned { return &Assigned{Replica: id, Decision: policy.Decision{Reason: policy.ReasonCentral}} }
+	for _, c := range []struct{ prefill, decode string }{{"b", "d"}, {"p", "b"}} {
+		how.Assigned = to(c.decode)
+		how.Assigned.Prefill = to(c.prefill)
+		require.ErrorIs(t, r.Reserve(t.Context(), ask(10), b, how), ErrNoSuchReplica, c)
+	}
+	how.Assigned = to("b")
+	require.NoError(t, r.Reserve(t.Context(), ask(10), b, how), "the whole request")
+	b.Release()
+	how.Assigned, how.Query = nil, true
+	for _, id := range []string{"p", "d"} { // there is no pair without it
+		q := ask(30_000)
+		q.Exclude = []string{id}
+		require.NoError(t, r.Reserve(t.Context(), q, b, how))
+		require.Nil(t, pre.Decision.Replica)
+		require.Contains(t, []string{"b", "c"}, b.Decision.Replica.ID)
+		b.Release()
+	}
+}
+
 // Of decode replicas that are equally busy no first one gets the requests of all clients.
 func TestEqualDecodeReplicas(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills), member("d", decodes), member("e", decodes), member("f", decodes))

@@ -145,13 +145,14 @@ type Request struct {
 // Legs are those of a request that may be sent in two.
 type Legs struct {
 	Owner any      // what the Router keeps beside it
-	Only  bool     // replicas that have a role do not serve the request whole
+	Only  bool     // those that have a role serve legs only, those without one whole requests only
+	Leg   bool     // during a choice: it is for a leg
 	Pairs []string // during a choice: the pair labels that a replica may have; nil = any
 }
 
 // Take reports whether a replica with a role and a pair label may be given the request, or its leg.
 func (l *Legs) Take(role, pair string) bool {
-	return (!l.Only || role == "") && (l.Pairs == nil || slices.Contains(l.Pairs, pair))
+	return (!l.Only || l.Leg == (role != "")) && (l.Pairs == nil || slices.Contains(l.Pairs, pair))
 }
 
 // A Mark is what remains of an attempt after its end: what outlier detection judges it by.
