@@ -36,6 +36,8 @@ type legs struct {
 	codec    *requestCodec
 	server   *lookaside.Reservation // of both legs; nil = none
 	transfer requestkey.Transfer
+	session  string           // of turn
+	turn     *requestkey.Turn // nil = the next turn's prefill leg pulls nothing
 
 	answered chan struct{} // closed when the prefill leg has answered, or its RPC has ended
 	settle   sync.Once     // closes answered
@@ -147,6 +149,11 @@ func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) er
 	if err != nil || l != nil && !l.held(c, b) {
 		l = nil
 	}
+	if l == nil {
+		if session, final := c.session(b); final {
+			c.handle.pulls.forget(session)
+		}
+	}
 	if l != c.legs {
 		c.mu.Lock()
 		c.legs = l
@@ -174,6 +181,7 @@ func (a *Attempts) Prefill(s Sender, opts []grpc.CallOption) error {
 	if !l.kv.Sequential() {
 		l.transfer.Room = rooms.take()
 	}
+	l.begins(c)
 	c.split, l.done = true, make(chan struct{})
 	opts = append(withoutResults(opts), grpc.ForceCodecV2(&legCodec{l.codec, &l.prefill}))
 	go func() {

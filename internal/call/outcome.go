@@ -132,11 +132,15 @@ func (c *Call) FirstMessage() (usage bool) {
 	return b.dialect(&c.key.request).HasUsage()
 }
 
-// ReadUsage reads the token counts in a response message, where messages may have them.
+// ReadUsage reads the token counts in a response message, where messages may have them, and what its replica holds for
+// the next turn.
 func (c *Call) ReadUsage(msg any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.reserved.binding.dialect(&c.key.request).Usage(&c.outcome.result.Usage, msg)
+	if c.legs != nil && !c.shared {
+		c.legs.keeps(c, msg)
+	}
 }
 
 // End is called once by the interceptor after the last attempt: the call's context ends, what was not used is released,

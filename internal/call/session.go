@@ -63,8 +63,9 @@ func (s *Session) uses(h *Handle) {
 	}
 }
 
-// forget frees what the Routers of the channel keep of a session.
+// forget frees what the channel keeps of a session.
 func (h *Handle) forget(session string) {
+	h.pulls.forget(session)
 	h.mu.Lock()
 	all := slices.Clone(h.live)
 	if h.kept != nil {

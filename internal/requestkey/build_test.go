@@ -87,6 +87,8 @@ func (s *schema) add(path []string, value any) {
 		f.typ = descriptorpb.FieldDescriptorProto_TYPE_INT64
 	case float32:
 		f.typ = descriptorpb.FieldDescriptorProto_TYPE_FLOAT
+	case float64:
+		f.typ = descriptorpb.FieldDescriptorProto_TYPE_DOUBLE
 	case bool:
 		f.typ = descriptorpb.FieldDescriptorProto_TYPE_BOOL
 	case []uint32:

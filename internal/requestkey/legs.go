@@ -19,6 +19,7 @@ import (
 type Legs struct {
 	params, sequences, answer place
 	prefill, decode           []assignment
+	handed                    []assignment // of decode, the answer
 	sequential                bool
 	drain, pairOnly           bool
 	engine                    *Legs // where the prefill replica has an engine id; nil = the same
@@ -40,6 +41,7 @@ type Transfer struct {
 	Address string // of the bootstrap server, host:port
 	Engine  string
 	Answer  []byte // of the prefill leg
+	Pull    []byte // what a decode replica has answered to the last turn, for the prefill leg; nil = nothing
 }
 
 // newLegs compiles the legs of a dialect. The error names the field.
@@ -52,7 +54,7 @@ func newLegs(kv *dialect.KV) (*Legs, error) {
 		want kind
 	}{
 		{&l.params, "params", kv.Params, scalar | kindMessage}, {&l.sequences, "sequences", kv.Sequences, kindNumber},
-		{&l.answer, "answer", kv.Answer, kindEncoded},
+		{&l.answer, "answer", kv.Answer, kindText | kindEncoded | kindMessage},
 	} {
 		alts, err := parsePath(p.path)
 		if *p.at = (place{want: p.want, alts: alts}); err != nil {
@@ -69,6 +71,11 @@ func newLegs(kv *dialect.KV) (*Legs, error) {
 	}
 	if l.decode, err = assignments(kv.Decode, handed); err != nil {
 		return nil, fmt.Errorf("decode: %w", err)
+	}
+	for _, a := range l.decode {
+		if a.value == "$answer" {
+			l.handed = append(l.handed, a)
+		}
 	}
 	if kv.Engine != nil {
 		if l.engine, err = newLegs(kv.Engine); err != nil {
@@ -154,12 +161,15 @@ func (l *Legs) Drains() bool { return l.drain }
 // PairOnly reports whether replicas that have a role refuse requests that are not split.
 func (l *Legs) PairOnly() bool { return l.pairOnly }
 
-// Answer reads what a response of the prefill leg hands over, which aliases the message; nil where it is not there.
-func (l *Legs) Answer(response []byte) (answer []byte) {
+// Answer reads what a response of a leg hands over, which may alias the message; nil where it is not there.
+func (l *Legs) Answer(response any) (answer []byte) {
 	defer harmless()
 	s := open(response, false, false)
 	for _, alt := range l.answer.alts {
-		s.walk(s.message, alt, l.answer.want, func(v value) { answer = bytesOf(v.text) })
+		s.walk(s.message, alt, l.answer.want, func(v value) {
+			m := v.message()
+			answer = m.encoded()
+		})
 		if answer != nil {
 			break
 		}
@@ -167,8 +177,15 @@ func (l *Legs) Answer(response []byte) (answer []byte) {
 	return answer
 }
 
-// PatchPrefill appends the fields of the prefill leg to a patch.
-func (l *Legs) PatchPrefill(patch []byte, t *Transfer) []byte { return t.write(patch, l.prefill) }
+// PatchPrefill appends the fields of the prefill leg to a patch. What it pulls stands where the decode leg has the answer.
+func (l *Legs) PatchPrefill(patch []byte, t *Transfer) []byte {
+	patch = t.write(patch, l.prefill)
+	if t.Pull != nil {
+		pulled := Transfer{Answer: t.Pull}
+		patch = pulled.write(patch, l.handed)
+	}
+	return patch
+}
 
 // PatchDecode appends the fields of the decode leg to a patch.
 func (l *Legs) PatchDecode(patch []byte, t *Transfer) []byte { return t.write(patch, l.decode) }

@@ -1,6 +1,7 @@
 package requestkey
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -24,23 +25,27 @@ type outputForm struct {
 	once   string // set in the first message only
 	whole  string // in the last message: all ids of the output
 	stop   string // in the request: token ids that end the output
+	all    string // the ids of an output that comes in one message
+	anew   string // in the request: set where nothing cached is to be used
 	// allowed are the fields that a request may have besides its key, its prompt and its bound: those that mean the same
 	// for the rest of the output. Others keep the request from going on elsewhere: a seed, several outputs, structured
 	// output, stop strings, a least number of tokens, penalties of the output alone, log probabilities of the prompt.
 	allowed string
 	one     string // fields that may be 1
+	shapes  string // fields that a turn may have as well: they shape the output, and not what is computed of it
 }
 
 // outputForms are by the first of a built-in dialect's methods. A message of sglang.runtime.v1 has new ids or all, by
 // flags of the server: it has no form.
 var outputForms = map[string]*outputForm{
 	"/vllm.Generate/Generate": {
-		tokens: "2.4", text: "2.2", mute: "9.4", final: "2.8", total: "2.8.1", once: "1", stop: "8.3", one: "6.1",
-		allowed: "5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12",
+		tokens: "2.4", text: "2.2", mute: "9.4", final: "2.8", total: "2.8.1", once: "1", stop: "8.3", one: "6.1", anew: "10.1",
+		allowed: "5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12", shapes: "6.5|7.1|7.2|7.6|8.2|8.4",
 	},
 	"/vllm.grpc.engine.VllmEngine/Generate": {
-		tokens: "1.1", final: "2", stop: "4.11", one: "4.15",
+		tokens: "1.1", final: "2", stop: "4.11", one: "4.15", all: "2.1",
 		allowed: "2.1|4.1|4.2|4.3|4.4|4.7|4.12|4.13|4.14|4.22|4.26|5",
+		shapes:  "4.5|4.6|4.9|4.10|4.16|4.17|4.18|4.19|4.20|4.21",
 	},
 	"/sglang.grpc.scheduler.SglangScheduler/Generate": {
 		tokens: "2.1", final: "3", total: "2.3|3.4", stop: "4.10", one: "4.7|4.17",
@@ -54,10 +59,13 @@ var outputForms = map[string]*outputForm{
 
 // outputPlaces are a form that is compiled.
 type outputPlaces struct {
-	tokens, text, mute, final, total, once, whole, stop []path
+	tokens, text, mute, final, total, once, whole, stop, all, anew []path
 
-	request map[string]bool // fields: true = with any value, false = only with 1
+	request, turn fieldSet // what a request may have that goes on elsewhere, and one whose turn is kept
 }
+
+// A fieldSet is fields of a request: true = with any value, false = only with 1.
+type fieldSet map[string]bool
 
 // compileOutput sets the places of the method's form.
 func (m *Method) compileOutput() {
@@ -68,7 +76,8 @@ func (m *Method) compileOutput() {
 	}
 	o := &outputPlaces{
 		tokens: known(f.tokens), text: known(f.text), mute: known(f.mute), final: known(f.final), total: known(f.total),
-		once: known(f.once), whole: known(f.whole), stop: known(f.stop), request: make(map[string]bool),
+		once: known(f.once), whole: known(f.whole), stop: known(f.stop), all: known(f.all), anew: known(f.anew),
+		request: make(fieldSet),
 	}
 	for _, field := range strings.Split(f.one, "|") {
 		o.request[field] = false
@@ -81,6 +90,10 @@ func (m *Method) compileOutput() {
 	}
 	for _, field := range strings.Split(strings.Join(keys, "|"), "|") {
 		o.request[field] = true
+	}
+	o.turn = maps.Clone(o.request)
+	for _, field := range strings.Split(f.shapes, "|") {
+		o.turn[field] = true
 	}
 	m.output = o
 }
@@ -118,7 +131,7 @@ func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int
 	}
 	bound, size := m.MaxTokens(request), proto.Size(msg)
 	in, fd := m.tokens.alts[0].find(msg.ProtoReflect())
-	if in == nil || bound == 0 || bound > maxOutput || size > limit || !m.output.allows(msg.ProtoReflect(), "") {
+	if in == nil || bound == 0 || bound > maxOutput || size > limit || !m.output.request.allows(msg.ProtoReflect(), "") {
 		return nil, 0
 	}
 	o = &Output{method: m, ends: ends, request: proto.Clone(msg), bound: bound, text: len(m.output.text) > 0}
@@ -129,7 +142,7 @@ func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int
 }
 
 // allows reports whether all that is set in a request, or in a message at a place in it, may be.
-func (p *outputPlaces) allows(m protoreflect.Message, at string) bool {
+func (f fieldSet) allows(m protoreflect.Message, at string) bool {
 	if len(m.GetUnknown()) > 0 {
 		return false
 	}
@@ -144,11 +157,11 @@ func (p *outputPlaces) allows(m protoreflect.Message, at string) bool {
 		case kinds[k] == kindNumber:
 			number = float64(integer(fd, v))
 		}
-		free, known := p.request[field]
+		free, known := f[field]
 		switch {
 		case free, known && number == 1:
-		case fd.Message() != nil && !fd.IsList() && !fd.IsMap() && p.below(field):
-			ok = p.allows(v.Message(), field+".")
+		case fd.Message() != nil && !fd.IsList() && !fd.IsMap() && f.below(field):
+			ok = f.allows(v.Message(), field+".")
 		case number == 0 && kinds[fd.Kind()] != kindNumber: // such as a penalty that is off
 		default:
 			ok = false
@@ -159,8 +172,8 @@ func (p *outputPlaces) allows(m protoreflect.Message, at string) bool {
 }
 
 // below reports whether fields of the message in a field are known.
-func (p *outputPlaces) below(field string) bool {
-	for known := range p.request {
+func (f fieldSet) below(field string) bool {
+	for known := range f {
 		if strings.HasPrefix(known, field+".") {
 			return true
 		}

@@ -1,0 +1,127 @@
+package requestkey
+
+import (
+	"encoding/json"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/structpb"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/kvindex"
+)
+
+// A Turn follows the tokens of one request, of its prompt and of its output so far, so that a prefill leg of the next
+// turn may take over their KV cache. It is not safe for concurrent use.
+type Turn struct {
+	method *Method
+	held   Held   // of all tokens so far
+	before uint64 // the hash of all but the last
+}
+
+// Held is the KV cache that a decode replica holds of a turn. Only a prompt that begins with its very tokens may use it:
+// the engine does not compare them.
+type Held struct {
+	// Params are the transfer parameters, as they came.
+	Params []byte
+	prompt int    // tokens of the prompt
+	tokens int    // of prompt and output
+	hash   uint64 // of the tokens, and of what else their KV cache depends on
+}
+
+// Turn begins the turn of a request. It is nil where the prompt or the output is not known as token ids, or where
+// something in the request may keep its KV cache from being that of a longer prompt.
+func (m *Method) Turn(request any) *Turn {
+	prompt, seed := m.ids(request)
+	if len(prompt) == 0 {
+		return nil
+	}
+	hash := hashOf(prompt, len(prompt), seed)
+	return &Turn{method: m, before: hash, held: Held{prompt: len(prompt), tokens: len(prompt), hash: hash}}
+}
+
+// ids returns the prompt of a request as token ids, with the seed of their hash; none where it is not to be used.
+func (m *Method) ids(request any) (prompt []uint32, seed kvindex.Seed) {
+	defer harmless()
+	msg, typed := request.(proto.Message)
+	if m.output == nil || m.legs == nil || !typed {
+		return nil, 0
+	}
+	r := msg.ProtoReflect()
+	if in, _ := first(m.output.anew, r); in != nil || !m.output.turn.allows(r, "") {
+		return nil, 0
+	}
+	var q policy.Request
+	if m.readRequest(&q, policy.UsesPrompt|WantModel, request) != nil {
+		return nil, 0
+	}
+	return q.Prompt.Tokens, kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
+}
+
+// hashOf is the hash of tokens, of which the first ones are a prompt: theirs, and each other one chained to it.
+func hashOf(tokens []uint32, prompt int, seed kvindex.Seed) uint64 {
+	var whole [1]uint64
+	hash := kvindex.AppendTokens(whole[:0], tokens[:prompt], prompt, seed)[0]
+	for _, id := range tokens[prompt:] {
+		hash = kvindex.Chain(hash, uint64(id))
+	}
+	return hash
+}
+
+// Read takes in a response message. It returns what the replica holds, with the last message of an engine that keeps it.
+func (t *Turn) Read(response any) (held Held, ok bool) {
+	defer harmless()
+	msg, typed := response.(proto.Message)
+	if !typed {
+		return held, false
+	}
+	m := msg.ProtoReflect()
+	in, fd := first(t.method.output.tokens, m)
+	if in == nil && t.held.tokens == t.held.prompt { // the whole output may come at once
+		in, fd = first(t.method.output.all, m)
+	}
+	if in != nil {
+		for _, id := range idsOf(in, fd) {
+			t.before, t.held.hash = t.held.hash, kvindex.Chain(t.held.hash, uint64(id))
+			t.held.tokens++
+		}
+	}
+	held = t.held
+	if held.Params = t.method.legs.Answer(response); held.Params == nil {
+		return held, false
+	}
+	held.Params = append([]byte(nil), held.Params...)
+	switch heldTokens(held.Params) {
+	case held.tokens: // of an engine that has begun another step
+	case held.tokens - 1: // as a rule: the last token was not computed
+		held.tokens, held.hash = held.tokens-1, t.before
+	default:
+		return held, false
+	}
+	return held, held.tokens >= held.prompt
+}
+
+// heldTokens is the number of tokens that transfer parameters offer to a prefill leg: a Struct or JSON. 0 = none.
+func heldTokens(params []byte) int {
+	var p struct {
+		Decode bool    `json:"do_remote_decode"`
+		Tokens float64 `json:"remote_num_tokens"`
+	}
+	if json.Unmarshal(params, &p) != nil {
+		var s structpb.Struct
+		if proto.Unmarshal(params, &s) != nil {
+			return 0
+		}
+		p.Decode = s.GetFields()["do_remote_decode"].GetBoolValue()
+		p.Tokens = s.GetFields()["remote_num_tokens"].GetNumberValue()
+	}
+	if n := int(p.Tokens); p.Decode && float64(n) == p.Tokens {
+		return n
+	}
+	return 0
+}
+
+// Begins reports whether the prompt of a request begins with what is held, and goes on.
+func (h *Held) Begins(m *Method, request any) bool {
+	prompt, seed := m.ids(request)
+	return len(prompt) > h.tokens && hashOf(prompt[:h.tokens], h.prompt, seed) == h.hash
+}
