@@ -30,7 +30,7 @@ const absentTrace = "trace.jsonl"
 //	                          when the address in it answers
 //	grpcurl …                 run as it stands, without blanks between quotes. It is built where everything is
 //	                          required, else passed over unless it is installed
-//	docker, kind, kubectl     not run: tests/deploy tries what they name
+//	docker, kind, kubectl     not run: tests/deploy tries what they name, and runs CGO_ENABLED=0 go build …
 //	go test work              not run: it is what is running
 //	go test … -bench …        not run: it must name benchmarks that exist
 func TestShellInDocs(t *testing.T) {
@@ -63,7 +63,7 @@ func TestShellInDocs(t *testing.T) {
 				findBenchmarks(t, strings.Fields(strings.ReplaceAll(line, "'", "")))
 				continue
 			}
-			if slices.Contains([]string{"docker", "kind", "kubectl"}, words[0]) {
+			if slices.Contains([]string{"CGO_ENABLED=0", "docker", "kind", "kubectl"}, words[0]) {
 				continue
 			}
 			if words[0] == "grpcurl" {

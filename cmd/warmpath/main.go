@@ -19,6 +19,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	_ "golang.org/x/crypto/x509roots/fallback" // for the image, which has no certificates
 	"google.golang.org/grpc/grpclog"
 
 	_ "github.com/warmpath/warmpath/resolver/file"

@@ -1,9 +1,8 @@
-// Package deploy tries what is in deploy, and the Dockerfile: as a user does, with Kustomize and a real API server.
+// Package deploy tries what is in deploy, and the image: as a user does, with Kustomize and a real API server.
 package deploy
 
 import (
 	"bytes"
-	"debug/elf"
 	"flag"
 	"fmt"
 	"io/fs"
@@ -11,7 +10,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
 	"testing"
 
@@ -19,8 +17,6 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
-
-	"github.com/warmpath/warmpath/internal/lab/apiserver"
 )
 
 const (
@@ -119,74 +115,6 @@ func find(t *testing.T, all []object, name string) object {
 	return nil
 }
 
-var program string // that build has built
-
-// build builds the command as the Dockerfile does, from the files that its build gets.
-func build(t *testing.T) string {
-	t.Helper()
-	if program != "" {
-		return program
-	}
-	list := exec.Command("git", "ls-files", "-co", "--exclude-standard")
-	list.Dir = root
-	files, err := list.Output()
-	require.NoError(t, err)
-	ignored := strings.Fields(string(read(t, root+"/.dockerignore")))
-	require.Equal(t, []string{".git", "**/*_test.go"}, ignored)
-	source := t.TempDir()
-	for name := range strings.Lines(string(files)) {
-		name = strings.TrimSpace(name)
-		raw, err := os.ReadFile(filepath.Join(root, name))
-		if strings.HasSuffix(name, "_test.go") || os.IsNotExist(err) { // deleted, not committed yet
-			continue
-		}
-		require.NoError(t, err)
-		require.NoError(t, os.MkdirAll(filepath.Dir(filepath.Join(source, name)), 0o700))
-		require.NoError(t, os.WriteFile(filepath.Join(source, name), raw, 0o600))
-	}
-	lines := regexp.MustCompile(`(?m)^RUN (.*)$`).FindAllStringSubmatch(string(read(t, root+"/Dockerfile")), -1)
-	require.Len(t, lines, 1)
-	dir, err := os.MkdirTemp("", "warmpath-deploy-") // TestMain removes it
-	require.NoError(t, err)
-	out := filepath.Join(dir, "warmpath")
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", strings.ReplaceAll(lines[0][1], "-o /warmpath", "-o "+out))
-	cmd.Dir = source
-	cmd.Env = append(os.Environ(), "GOWORK=", "TARGETOS="+runtime.GOOS, "TARGETARCH="+runtime.GOARCH)
-	said, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", said)
-	program = out
-	return out
-}
-
-func TestMain(m *testing.M) {
-	code := apiserver.Main{M: m}.Run()
-	if program != "" {
-		_ = os.RemoveAll(filepath.Dir(program))
-	}
-	os.Exit(code)
-}
-
-// The image's base has no C library: the program must not need one.
-func TestProgramIsStatic(t *testing.T) {
-	path := build(t)
-	f, err := elf.Open(path)
-	require.NoError(t, err)
-	defer f.Close()
-	libraries, err := f.ImportedLibraries()
-	require.NoError(t, err)
-	require.Empty(t, libraries)
-	for _, p := range f.Progs {
-		require.NotEqual(t, elf.PT_INTERP, p.Type)
-	}
-	said, err := exec.CommandContext(t.Context(), path, "version").CombinedOutput()
-	require.NoError(t, err, "%s", said)
-	stages := regexp.MustCompile(`(?m)^FROM .*golang:([0-9.]+)`).FindStringSubmatch(string(read(t, root+"/Dockerfile")))
-	require.Len(t, stages, 2)
-	require.Contains(t, string(read(t, root+"/go.mod")), "\ngo "+stages[1]+".", "the image's Go is the module's")
-	step := regexp.MustCompile(`-o (\S+) .*\n\n.*\nCOPY --from=build (\S+) (\S+)\nENTRYPOINT \["(\S+)"\]\n`).FindStringSubmatch(string(read(t, root+"/Dockerfile")))
-	require.Equal(t, []string{"/warmpath", "/warmpath", "/warmpath", "/warmpath"}, step[1:], "built, copied from, to, started")
-}
-
 // What the Deployments mount is a config that their command accepts, on the ports that the manifests name.
 func TestConfigsAreAccepted(t *testing.T) {
 	path, checked := build(t), 0
@@ -225,6 +153,15 @@ func ports(t *testing.T, config string, all []object) {
 // page is the page of docs on Kubernetes.
 func page(t *testing.T) string { return string(read(t, root+"/docs/kubernetes.md")) }
 
+// pageLine is the line of the page that begins so.
+func pageLine(t *testing.T, beginning string) string {
+	t.Helper()
+	_, rest, found := strings.Cut(page(t), "\n"+beginning)
+	require.True(t, found, "there is no line %q", beginning)
+	line, _, _ := strings.Cut(rest, "\n")
+	return beginning + line
+}
+
 // The commands of the page name what there is; TestServerFollowsItsService runs the command's own.
 func TestPage(t *testing.T) {
 	_, block, ok := strings.Cut(page(t), "```sh\n")
@@ -235,8 +172,9 @@ func TestPage(t *testing.T) {
 	for line := range strings.Lines(block) {
 		line = strings.TrimSpace(line)
 		switch words := strings.Fields(line); {
+		case strings.HasPrefix(line, "CGO_ENABLED=0 "): // build runs it
 		case strings.HasPrefix(line, "docker build -t "), strings.HasPrefix(line, "kind load docker-image "):
-			image := strings.TrimSuffix(strings.Join(words[3:], " "), " .")
+			image := words[3]
 			for _, o := range []string{"Deployment/warmpath", "StatefulSet/engines", "Job/calls"} {
 				text, err := yaml.Marshal(find(t, all, o))
 				require.NoError(t, err)
@@ -251,7 +189,7 @@ func TestPage(t *testing.T) {
 		}
 		commands[strings.Fields(line)[0]]++
 	}
-	require.Equal(t, map[string]int{"docker": 1, "kind": 2, "kubectl": 5}, commands)
+	require.Equal(t, map[string]int{"CGO_ENABLED=0": 1, "docker": 1, "kind": 2, "kubectl": 5}, commands)
 }
 
 // The operator's rules are those of docs/observability/alerts.yaml.
