@@ -46,6 +46,21 @@ func (k *core) Send(ctx context.Context, msg any, opts []grpc.CallOption, each f
 	}
 }
 
+// decode returns the context of an attempt. In two legs it first sends the prefill leg, and drains is as
+// [call.Attempts.Decode] reports it.
+func (k *core) decode(at *attempt) (ctx context.Context, drains bool, err error) {
+	ctx = &k.call
+	switch tries := &k.call.Attempts; {
+	case at.way.Limit > 0:
+		ctx, at.cancel = context.WithCancel(ctx)
+	case at.way.Split:
+		if err = tries.Prefill(k, k.options.Attempts); err == nil {
+			ctx, at.cancel, drains = tries.Decode(true)
+		}
+	}
+	return ctx, drains, err
+}
+
 // request opens a stream with a request message, beside the one of the call's attempt.
 func (k *core) request(ctx context.Context, msg any, opts []grpc.CallOption) (grpc.ClientStream, error) {
 	cs, err := k.open(ctx, k.desc, k.conn, k.method, opts...)

@@ -20,19 +20,20 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 	}
 	header, _ := k.at.cs.Header()
 	for {
-		msg := k.resume.Next(broken)
+		msg, way := k.resume.Next(broken, &k.options)
 		if msg == nil {
 			break
 		}
-		var cs grpc.ClientStream
-		if cs, broken = k.request(&k.call, msg, k.options.Attempts); broken == nil {
-			broken = cs.RecvMsg(m)
-		}
-		if broken != nil && broken != io.EOF {
+		at := attempt{n: k.at.n + 1, way: way}
+		if broken = k.goOn(&at, msg, m); broken != nil && broken != io.EOF {
+			if at.cancel != nil {
+				at.cancel()
+			}
 			continue
 		}
+		at.cs = &continued{ClientStream: at.cs, header: header}
 		k.mu.Lock()
-		k.at = attempt{n: k.at.n + 1, cs: &continued{ClientStream: cs, header: header}}
+		k.at = at
 		k.mu.Unlock()
 		if *err = broken; broken == nil {
 			k.usage = k.call.FirstMessage()
@@ -44,6 +45,25 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 		*err = k.ended()
 	}
 	return true
+}
+
+// goOn makes an attempt with a request message, and receives its first message.
+func (k *core) goOn(at *attempt, msg, first any) error {
+	ctx, drains, err := k.decode(at)
+	if err == nil {
+		at.cs, err = k.request(ctx, msg, k.options.Attempts)
+	}
+	switch {
+	case err != nil:
+	case drains:
+		err = k.drain(*at).await(k, grpc.ClientStream.RecvMsg, first)
+	default:
+		err = at.cs.RecvMsg(first)
+	}
+	if err == nil && at.way.Split {
+		err = k.call.Attempts.Arrived()
+	}
+	return err
 }
 
 // continued is the stream of an attempt that goes on with an earlier one. The application has the header of the first.

@@ -228,17 +228,11 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 func (k *core) attempt(failure error) (at attempt, err error) {
 	at = k.at
 	tries := &k.call.Attempts
-	err = tries.Run(failure, func(way call.Way) (err error) {
-		ctx, drains := context.Context(&k.call), false
+	err = tries.Run(failure, func(way call.Way) error {
 		at = attempt{n: at.n + 1, way: way}
-		switch {
-		case way.Limit > 0:
-			ctx, at.cancel = context.WithCancel(ctx)
-		case way.Split:
-			if err = tries.Prefill(k, k.options.Attempts); err != nil {
-				return err
-			}
-			ctx, at.cancel, drains = tries.Decode(true)
+		ctx, drains, err := k.decode(&at)
+		if err != nil {
+			return err
 		}
 		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.options.Attempts...)
 		if err == nil && k.has {

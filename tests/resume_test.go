@@ -38,6 +38,8 @@ type breaking struct {
 	calls atomic.Int64
 	// end ends a stream before message i of an attempt, from 0; nil = it goes on.
 	end func(ctx context.Context, i int) error
+	// rooms are where legs of requests meet, by number.
+	rooms *sync.Map
 	// seen are the requests.
 	mu   sync.Mutex
 	seen []proto.Message
@@ -57,9 +59,10 @@ type breakingSGLang struct {
 // breakings serves several on loopback, with one function for the ends.
 func breakings(t *testing.T, n int, end func(at *breaking, ctx context.Context, i int) error) (all []*breaking, target string) {
 	var addrs []string
+	var rooms sync.Map
 	for range n {
 		l := listenLoopback(t)
-		b := &breaking{addr: l.Addr().String()}
+		b := &breaking{addr: l.Addr().String(), rooms: &rooms}
 		b.end = func(ctx context.Context, i int) error { return end(b, ctx, i) }
 		s := grpc.NewServer(grpc.MaxRecvMsgSize(64 << 20))
 		enginepb.RegisterVllmEngineServer(s, b)
@@ -81,14 +84,29 @@ func (b *breaking) requests() []proto.Message {
 	return seen
 }
 
+// note notes a request.
+func (b *breaking) note(q proto.Message) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.seen = append(b.seen, proto.Clone(q))
+}
+
+// meet waits for the other leg of a request.
+func (b *breaking) meet(ctx context.Context, room int32) {
+	door, _ := b.rooms.LoadOrStore(room, make(chan struct{}))
+	select {
+	case door.(chan struct{}) <- struct{}{}:
+	case <-door.(chan struct{}):
+	case <-ctx.Done():
+	}
+}
+
 // generate calls send for each place in the stream until it returns an error, with the output of the request.
 func (b *breaking) generate(
 	stream grpc.ServerStream, q proto.Message, id string, prompt []uint32, most int, send func(i int, token func(int) uint32) error,
 ) error {
 	b.calls.Add(1)
-	b.mu.Lock()
-	b.seen = append(b.seen, proto.Clone(q))
-	b.mu.Unlock()
+	b.note(q)
 	if err := stream.SendHeader(metadata.Pairs("at", b.addr)); err != nil {
 		return err
 	}
@@ -140,6 +158,10 @@ func (b *breaking) Generate(q *enginepb.GenerateRequest, s grpc.ServerStreamingS
 func (f *breakingInference) GenerateStream(q *vllmpb.GenerateRequest, s grpc.ServerStreamingServer[vllmpb.GenerateResponse]) error {
 	prompt, most := q.GetTokenIds().GetIds(), int(q.GetStopping().GetMaxNewTokens())
 	if q.GetKv().GetKvTransferParams().GetFields()["do_remote_decode"].GetBoolValue() {
+		f.b.note(q)
+		if err := f.b.end(s.Context(), 0); err != nil {
+			return err
+		}
 		return s.Send(&vllmpb.GenerateResponse{Outputs: &vllmpb.Output{FinishInfo: &vllmpb.FinishInfo{KvTransferParams: handed(f.b.addr)}}})
 	}
 	return inOrder(f.b.generate(s, q, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
@@ -160,6 +182,9 @@ func (f *breakingInference) GenerateStream(q *vllmpb.GenerateRequest, s grpc.Ser
 
 func (f *breakingSGLang) Generate(q *sglangpb.GenerateRequest, s grpc.ServerStreamingServer[sglangpb.GenerateResponse]) error {
 	prompt, most := q.GetTokenized().GetInputIds(), int(q.GetSamplingParams().GetMaxNewTokens())
+	if p := q.GetDisaggregatedParams(); p != nil {
+		f.b.meet(s.Context(), p.BootstrapRoom)
+	}
 	n := uint32(len(prompt))
 	return inOrder(f.b.generate(s, q, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
 		m := &sglangpb.GenerateResponse{RequestId: q.RequestId}
@@ -349,50 +374,118 @@ func TestResumeAgain(t *testing.T) {
 	}
 }
 
-// A decode leg that dies after its first message goes on as a whole request: its transfer is over.
+// splitStreams are requests that are sent in two legs, of 50 tokens.
+var splitStreams = map[string]func() proto.Message{
+	"Inference":       func() proto.Message { return request() },
+	"SglangScheduler": func() proto.Message { return sglangStream("a", 50) },
+}
+
+// A request in two legs whose decode replica dies after the first message is split again, also where no replica serves
+// it whole.
 func TestDecodeLegIsResumed(t *testing.T) {
-	all, _ := breakings(t, 3, dying(codes.Unavailable, 3))
+	for service, request := range splitStreams {
+		t.Run(service, func(t *testing.T) {
+			f := startResumedLegs(t, request, 3)
+			d := f.ends(t, request(), 1)
+			prefill, decode := f.all[0].requests(), f.all[1].requests()
+			if d.Address == f.all[2].addr {
+				decode = f.all[2].requests()
+			}
+			require.Len(t, prefill, 2)
+			require.Len(t, decode, 1)
+			for _, leg := range []proto.Message{prefill[1], decode[0]} {
+				switch q := leg.(type) {
+				case *vllmpb.GenerateRequest:
+					require.NotEmpty(t, q.GetKv().GetKvTransferParams().GetFields())
+					require.Len(t, q.GetTokenIds().GetIds(), f.prompt+3)
+				case *sglangpb.GenerateRequest:
+					first := prefill[0].(*sglangpb.GenerateRequest)
+					require.NotEqual(t, first.DisaggregatedParams.BootstrapRoom, q.DisaggregatedParams.BootstrapRoom)
+					require.Len(t, q.Tokenized.InputIds, f.prompt+3)
+					require.EqualValues(t, 47, q.SamplingParams.GetMaxNewTokens())
+				}
+			}
+		})
+	}
+}
+
+// The legs that go on with a stream fail in their turn: the stream goes on a second time.
+func TestResumedLegsFail(t *testing.T) {
+	for service, request := range splitStreams {
+		for leg, at := range map[string][]int{"prefill": {3}, "decode": {3, 0}} {
+			t.Run(service+"/"+leg, func(t *testing.T) {
+				f := startResumedLegs(t, request, at...)
+				var prefills atomic.Int64
+				if end := f.all[0].end; leg == "prefill" {
+					f.all[0].end = func(ctx context.Context, i int) error {
+						if i == 0 && prefills.Add(1) == 2 {
+							return status.Error(codes.Unavailable, "down")
+						}
+						return end(ctx, i)
+					}
+				}
+				f.ends(t, request(), 2)
+			})
+		}
+	}
+}
+
+// resumedLegs are a replica that prefills and two that decode, which die before their messages at these places.
+type resumedLegs struct {
+	all    []*breaking
+	cc     *grpc.ClientConn
+	m      *meter
+	prompt int // tokens of a request
+}
+
+func startResumedLegs(t *testing.T, request func() proto.Message, at ...int) *resumedLegs {
+	t.Helper()
+	f := &resumedLegs{m: newMeter(t)}
+	f.all, _ = breakings(t, 3, dying(codes.Unavailable, at...))
 	var fleet []policy.Attributes
-	for i, b := range all {
+	for i, b := range f.all {
 		a := policy.Attributes{ID: fmt.Sprint("d", i), Address: b.addr, Role: policy.RoleDecode, Weight: 1}
 		if i == 0 {
 			a.ID, a.Role, a.Weight = "p", policy.RolePrefill, 100
+			b.end = func(_ context.Context, i int) error {
+				if i > 0 {
+					return errDone
+				}
+				return nil
+			}
 		}
 		fleet = append(fleet, a)
 	}
-	m := newMeter(t)
-	cc := dial(t, "resumed:///x", grpc.WithResolvers(newDirectory("resumed", members(fleet...))),
-		client.WithConfig(strings.Replace(resuming, "round_robin", "prefix_cache_affinity", 1)), m.option)
+	f.cc = dial(t, "resumed:///x", grpc.WithResolvers(newDirectory("resumed", members(fleet...))),
+		client.WithConfig(strings.Replace(resuming, "round_robin", "prefix_cache_affinity", 1)), f.m.option)
 	var d client.Decision
 	for _, a := range fleet {
 		eventually(t, "connection to "+a.ID, func() bool {
 			ctx := client.WithDecision(deadline(t), &d)
 			if a.Role == policy.RolePrefill {
-				return receive(ctx, cc, request(), nothing).err == io.EOF && d.Prefill == a.ID
+				return receive(ctx, f.cc, request(), nothing).err == io.EOF && d.Prefill == a.ID
 			}
-			return receive(client.WithPin(ctx, a.ID), cc, request(), nothing).err == io.EOF
+			return receive(client.WithPin(ctx, a.ID), f.cc, request(), nothing).err == io.EOF
 		})
 	}
-	for _, b := range all {
+	f.prompt = d.Usage.PromptTokens
+	for _, b := range f.all {
 		b.requests()
 	}
-	q, ids := request(), []uint32(nil)
-	id := q.RequestId
-	got := receive(client.WithDecision(toDie(t), &d), cc, q, func(m proto.Message) { ids = append(ids, newTokens(m)...) })
+	return f
+}
+
+// ends has a stream go on so often, and reads it to its end.
+func (f *resumedLegs) ends(t *testing.T, q proto.Message, resumed int) (d client.Decision) {
+	t.Helper()
+	id, ids := q.(interface{ GetRequestId() string }).GetRequestId(), []uint32(nil)
+	got := receive(client.WithDecision(toDie(t), &d), f.cc, q, func(m proto.Message) { ids = append(ids, newTokens(m)...) })
 	require.Equal(t, io.EOF, got.err)
 	require.True(t, checkOutput(id, ids, 50))
-	require.Equal(t, 1, d.Resumed)
-	require.Equal(t, 4000, d.Usage.PromptTokens)
+	require.Equal(t, resumed, d.Resumed)
+	require.Equal(t, f.prompt, d.Usage.PromptTokens)
 	require.Equal(t, 50, d.Usage.OutputTokens)
-	last := all[1]
-	if d.Address == all[2].addr {
-		last = all[2]
-	}
-	seen := last.requests()
-	require.Len(t, seen, 1)
-	whole := seen[0].(*vllmpb.GenerateRequest)
-	require.Nil(t, whole.GetKv().GetKvTransferParams())
-	require.Len(t, whole.GetTokenIds().GetIds(), 4003)
-	require.EqualValues(t, 47, whole.GetStopping().GetMaxNewTokens())
-	eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
+	require.Equal(t, "p", d.Prefill)
+	eventually(t, "nothing is reserved", func() bool { return f.m.ongoing(t) == 0 })
+	return d
 }

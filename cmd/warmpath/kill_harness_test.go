@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -27,7 +26,6 @@ import (
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
 // killWithin bounds what is waited for.
@@ -39,8 +37,7 @@ type killEngine struct {
 	process *drive.Process
 }
 
-// A killFleet is two prefill and two decode engines, with one for whole requests where those serve none, and a channel
-// to them. Each is a process. The fleet is the channel's stats handler: what the channel sends and receives are the
+// A killFleet is two prefill and two decode engines and a channel to them. Each is a process. The fleet is the channel's stats handler: what the channel sends and receives are the
 // moments at which engines are killed.
 type killFleet struct {
 	t       *testing.T
@@ -90,16 +87,10 @@ func startKillFleet(t *testing.T, flow killFlow, resume bool) *killFleet {
 	}
 	var all []policy.Attributes
 	ids := []string{"p0", "p1", "d0", "d1"}
-	if !flow.whole {
-		ids = append(ids, "b0") // a stream goes on there
-	}
 	ports := steadyPorts(t, 2*len(ids))
 	for i, id := range ids {
 		role := map[byte]string{'p': policy.RolePrefill, 'd': policy.RoleDecode}[id[0]]
-		e := &killEngine{Attributes: policy.Attributes{ID: id, Role: role}}
-		if role != "" {
-			e.Pair = "r1"
-		}
+		e := &killEngine{Attributes: policy.Attributes{ID: id, Role: role, Pair: "r1"}}
 		e.Address, e.KVBootstrap = fmt.Sprint("127.0.0.1:", ports[2*i]), fmt.Sprint("127.0.0.1:", ports[2*i+1])
 		f.start(e)
 		t.Cleanup(func() { e.process.Kill() })
@@ -136,7 +127,7 @@ func (f *killFleet) start(e *killEngine) {
 	self, err := os.Executable()
 	require.NoError(f.t, err)
 	e.process, err = drive.StartProcess(f.t.Context(), exec.Command(self, "engine", "--listen", e.Address,
-		"--preset", "2xh100-8b", "--speed", "10", "--early-headers", "--role", cmp.Or(e.Role, string(grpcserver.Both)),
+		"--preset", "2xh100-8b", "--speed", "10", "--early-headers", "--role", e.Role,
 		"--kv-connector", string(f.flow.connector), "--kv-listen", e.KVBootstrap))
 	require.NoError(f.t, err)
 }

@@ -89,10 +89,7 @@ func (a *Attempts) again(err error) error {
 	if c.key.refused {
 		return c.key.refusal()
 	}
-	last := a.last()
-	if lost := c.legs.failure(); lost != nil {
-		err, last = lost, c.legs.lost()
-	}
+	last, err := a.lost(err)
 	why := causeOf(err, &last)
 	if why == final && c.legs.broke(err) {
 		why = broken
@@ -134,6 +131,21 @@ func (a *Attempts) last() attempt {
 	a.call.mu.Lock()
 	defer a.call.mu.Unlock()
 	return a.call.outcome.last
+}
+
+// lost returns what has failed where an attempt ended with err: the attempt, or its prefill leg.
+func (a *Attempts) lost(err error) (attempt, error) {
+	l := a.call.legs
+	failure := l.failure()
+	if failure == nil {
+		return a.last(), err
+	}
+	p := &l.prefill
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := p.outcome.last
+	last.Replica = p.Decision().Replica
+	return last, failure
 }
 
 // next starts another attempt after the last one failed. One that the channel's own picker refused, since all was full,

@@ -343,16 +343,6 @@ func (l *legs) sum(u policy.Usage) policy.Usage {
 	return u
 }
 
-// lost returns the last attempt of a prefill leg that failed.
-func (l *legs) lost() attempt {
-	p := &l.prefill
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	last := p.outcome.last
-	last.Replica = p.Decision().Replica
-	return last
-}
-
 // avoid has later attempts of a request prefer other replicas than the one that prefilled it, if it may be at fault.
 func (l *legs) avoid(q *policy.Request) {
 	if l == nil {
@@ -454,8 +444,10 @@ func (l *legs) broke(err error) bool {
 	case codes.Internal, codes.Unknown, codes.Aborted, codes.DataLoss, codes.FailedPrecondition:
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		l.until, l.suspect = time.Time{}, true
-		return true
+		if !l.over {
+			l.until, l.suspect = time.Time{}, true
+		}
+		return !l.over
 	}
 	return false
 }

@@ -179,7 +179,9 @@ func (c *Call) complete() {
 		c.outcome.result.Usage = policy.NoUsage
 	}
 	if c.legs != nil && !c.leg {
-		usage = c.legs.sum(usage)
+		if c.resumed == 0 { // else the prompt has output in it
+			usage = c.legs.sum(usage)
+		}
 		c.outcome.result.Usage.CachedTokens = -1 // those that came from the prefill leg
 	}
 	if server := c.reserved.server; server != nil {

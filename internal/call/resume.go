@@ -71,25 +71,26 @@ func (r *Resume) Complete(err error) bool {
 	return o != nil && o.Ended() && fault.Of(err) == state.Failed
 }
 
-// Next reserves a replica for another attempt of a stream that broke with err. It returns the request message of the
-// attempt, nil where the stream does not go on.
-func (r *Resume) Next(err error) (msg any) {
+// Next reserves a replica, or two, for another attempt of a stream that broke with err. It returns the request message
+// of the attempt, nil where the stream does not go on, and changes the options of attempts.
+func (r *Resume) Next(err error, options *Options) (msg any, way Way) {
 	c, o := r.call, r.output.Load()
-	last := c.Attempts.last()
-	if o == nil || fault.Of(err) != state.Failed || c.Context.Err() != nil || last.Replica == nil {
-		return nil
+	last, err := c.Attempts.lost(err)
+	if o == nil || c.Context.Err() != nil || last.Replica == nil ||
+		fault.Of(err) != state.Failed && !c.legs.broke(err) {
+		return nil, way
 	}
 	b, how := c.handle.bound.Load(), telemetry.NotResumed
-	if next := o.Next(); next != nil && c.follows(next) && c.reserve(0) == nil {
-		msg, how = next, telemetry.DidResume
+	if next := o.Next(); next != nil && c.follows(next, options) && c.reserve(0) == nil {
+		msg, way.Split, how = next, c.legs != nil, telemetry.DidResume
 		telemetry.Resumed(trace.SpanFromContext(c.Context), last.Replica, o.Len())
 	}
 	c.handle.Telemetry.Count(c, telemetry.Resumes, b.Policy, how)
-	return msg
+	return msg, way
 }
 
 // follows makes the request message of another attempt the one of the call, if the budget has another attempt.
-func (c *Call) follows(msg any) bool {
+func (c *Call) follows(msg any, options *Options) bool {
 	if c.resumed == maxResumes || c.resumed > 0 && !c.Attempts.retry() {
 		return false
 	}
@@ -97,11 +98,12 @@ func (c *Call) follows(msg any) bool {
 	usage := c.outcome.result.Usage
 	c.mu.Unlock()
 	c.Attempts.next()
+	options.Attempts = c.Attempts.Sends(msg, options)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.resumed++
 	c.outcome.result.Usage = usage // of the whole stream
-	c.key.msg, c.key.filled = msg, false
+	c.key.filled = false
 	router.Rekey(&c.key.request)
 	return true
 }

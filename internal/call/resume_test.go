@@ -45,7 +45,8 @@ func TestKeepIsBounded(t *testing.T) {
 		r.forget()
 		r.forget()
 		require.True(t, r.Received(&enginepb.GenerateResponse{}))
-		require.Nil(t, r.Next(nil))
+		next, _ := r.Next(nil, nil)
+		require.Nil(t, next)
 	}
 	require.Zero(t, h.resumable.Load())
 	require.True(t, kept(keep(10)))
