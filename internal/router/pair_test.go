@@ -429,7 +429,9 @@ func TestPairOnlyLegs(t *testing.T) {
 		pre.Release()
 		b.Release()
 	}
-	to := func(id string) *Assigned { return &Assigned{Replica: id, Decision: policy.Decision{Reason: policy.ReasonCentral}} }
+	to := func(id string) *Assigned {
+		return &Assigned{Replica: id, Decision: policy.Decision{Reason: policy.ReasonCentral}}
+	}
 	for _, c := range []struct{ prefill, decode string }{{"b", "d"}, {"p", "b"}} {
 		how.Assigned = to(c.decode)
 		how.Assigned.Prefill = to(c.prefill)
