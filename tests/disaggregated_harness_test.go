@@ -43,7 +43,7 @@ type kvFlow struct {
 	connector grpcserver.Connector
 	// wholeAtDecode: decode replicas serve whole requests.
 	wholeAtDecode bool
-	send          func(ctx context.Context, cc *grpc.ClientConn, id string, output int) (answered []uint32, messages int, err error)
+	send          func(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) (answered []uint32, messages int, err error)
 }
 
 var kvFlows = []kvFlow{
@@ -78,38 +78,38 @@ func kvReceive[M any](stream grpc.ServerStreamingClient[M], err error, tokens fu
 	return ids, n, err
 }
 
-func kvInference(id string, output int) *vllmpb.GenerateRequest {
+func kvInference(id string, prompt []uint32, output int) *vllmpb.GenerateRequest {
 	return &vllmpb.GenerateRequest{
-		RequestId: id, Prompt: &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: kvPrompt(id)}},
+		RequestId: id, Prompt: &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: prompt}},
 		Stopping: &vllmpb.StoppingCriteria{MaxNewTokens: uint32(output)},
 	}
 }
 
-func kvSendStream(ctx context.Context, cc *grpc.ClientConn, id string, output int) ([]uint32, int, error) {
-	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, kvInference(id, output))
+func kvSendStream(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
+	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, kvInference(id, prompt, output))
 	return kvReceive(stream, err, func(m *vllmpb.GenerateResponse) []uint32 { return m.GetOutputs().GetTokenIds() })
 }
 
-func kvSendUnary(ctx context.Context, cc *grpc.ClientConn, id string, output int) ([]uint32, int, error) {
-	m, err := vllmpb.NewInferenceClient(cc).Generate(ctx, kvInference(id, output))
+func kvSendUnary(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
+	m, err := vllmpb.NewInferenceClient(cc).Generate(ctx, kvInference(id, prompt, output))
 	if err != nil {
 		return nil, 0, err
 	}
 	return m.GetOutputs().GetTokenIds(), 1, nil
 }
 
-func kvSendEngine(ctx context.Context, cc *grpc.ClientConn, id string, output int) ([]uint32, int, error) {
+func kvSendEngine(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
 	stream, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, &enginepb.GenerateRequest{
 		RequestId: id, Stream: true, SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(uint32(output))},
-		Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: kvPrompt(id)}},
+		Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: prompt}},
 	})
 	return kvReceive(stream, err, func(m *enginepb.GenerateResponse) []uint32 { return m.GetChunk().GetTokenIds() })
 }
 
-func kvSendSGLang(ctx context.Context, cc *grpc.ClientConn, id string, output int) ([]uint32, int, error) {
+func kvSendSGLang(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
 	stream, err := sglangpb.NewSglangSchedulerClient(cc).Generate(ctx, &sglangpb.GenerateRequest{
 		RequestId: id, Stream: true, SamplingParams: &sglangpb.SamplingParams{MaxNewTokens: proto.Uint32(uint32(output))},
-		Tokenized: &sglangpb.TokenizedInput{InputIds: kvPrompt(id)},
+		Tokenized: &sglangpb.TokenizedInput{InputIds: prompt},
 	})
 	return kvReceive(stream, err, func(m *sglangpb.GenerateResponse) []uint32 { return m.GetChunk().GetTokenIds() })
 }
@@ -149,7 +149,9 @@ type kvFleet struct {
 // kvOptions are those of a fleet.
 type kvOptions struct {
 	prefills, decodes, boths int
-	lease                    time.Duration
+	lease, keep              time.Duration
+	// pair is the label of an engine; nil = all have the same.
+	pair func(id string) string
 	// moment is called at each moment of each leg.
 	moment func(e *kvEngine, m grpcserver.Moment, id string)
 	config string
@@ -213,7 +215,7 @@ func startKVEngine(t testing.TB, flow kvFlow, a policy.Attributes, o kvOptions) 
 	t.Helper()
 	e := &kvEngine{Attributes: a}
 	d := &grpcserver.Disaggregation{
-		Role: grpcserver.Role(a.Role), Connector: flow.connector, Lease: o.lease,
+		Role: grpcserver.Role(a.Role), Connector: flow.connector, Lease: o.lease, Keep: o.keep,
 		EngineID: "engine of " + a.ID,
 	}
 	if o.moment != nil {
@@ -223,7 +225,10 @@ func startKVEngine(t testing.TB, flow kvFlow, a policy.Attributes, o kvOptions) 
 		Engine: enginesim.Config{Preset: "2xh100-8b"}, Speed: 50, Disaggregation: d,
 	})
 	e.Address, e.KVBootstrap = e.server.Addr().String(), e.server.KVAddr()
-	if e.Pair = "r1"; flow.connector == grpcserver.Mooncake {
+	if e.Pair = "r1"; o.pair != nil {
+		e.Pair = o.pair(e.ID)
+	}
+	if flow.connector == grpcserver.Mooncake {
 		e.KVEngineID = e.server.KVEngineID()
 	}
 	return e
@@ -252,8 +257,13 @@ func (f *kvFleet) occupy(e *kvEngine) {
 
 // call sends one request.
 func (f *kvFleet) call(ctx context.Context, id string) (messages int, err error) {
-	ids, n, err := f.flow.send(ctx, f.cc, id, splitOutput)
-	if want := kvOutput(id, splitOutput); err == nil && !slices.Equal(ids, want) {
+	return f.turn(ctx, id, kvPrompt(id), splitOutput)
+}
+
+// turn sends one request with a prompt.
+func (f *kvFleet) turn(ctx context.Context, id string, prompt []uint32, output int) (messages int, err error) {
+	ids, n, err := f.flow.send(ctx, f.cc, id, prompt, output)
+	if want := kvOutput(id, output); err == nil && !slices.Equal(ids, want) {
 		err = fmt.Errorf("request %s has the answer %v, not %v", id, ids, want)
 	}
 	return n, err
@@ -314,7 +324,7 @@ func (f *kvFleet) restart(e *kvEngine, o kvOptions) {
 		return err == nil
 	})
 	d := &grpcserver.Disaggregation{
-		Role: grpcserver.Role(e.Role), Connector: f.flow.connector, Lease: o.lease, EngineID: "engine of " + e.ID,
+		Role: grpcserver.Role(e.Role), Connector: f.flow.connector, Lease: o.lease, Keep: o.keep, EngineID: "engine of " + e.ID,
 		Listen: e.KVBootstrap,
 	}
 	s, err := grpcserver.Start(lis, grpcserver.Config{

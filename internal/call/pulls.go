@@ -101,7 +101,7 @@ func (c *Call) session(b *Binding) (id string, final bool) {
 	q := &c.key.request
 	if q.Session == "" && b.SessionKeys != nil {
 		q = new(policy.Request)
-		b.SessionKeys.Agent(c.Context, q)
+		b.SessionKeys.In(c.Header, q)
 	}
 	return q.Session, q.State().Final
 }

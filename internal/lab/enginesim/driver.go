@@ -92,7 +92,7 @@ func (d *Driver) Submit(r Request) (*Call, error) {
 	}
 	now := d.catchUp()
 	c := &Call{driver: d, news: make(chan struct{}, 1)}
-	if r.Received {
+	if r.Received > 0 {
 		c.received = make(chan struct{})
 	}
 	r.Data = c

@@ -18,8 +18,8 @@ var (
 type Event struct {
 	// Seq is the sequence that gave it.
 	Seq *Sequence
-	// Index is its place in the output; 0 is the first token. -1 is no token: the KV of a prompt that another engine
-	// computed has come.
+	// Index is its place in the output; 0 is the first token. -1 is no token: the KV that another engine computed has
+	// come, or is not needed.
 	Index int
 	// Done: it is the last.
 	Done bool
@@ -68,7 +68,7 @@ type Stats struct {
 	Preemptions int
 	// PromptTokens and CachedTokens count the prompts of admitted requests and what was found of them.
 	PromptTokens, CachedTokens int
-	// ReceivedTokens counts prompt tokens whose KV came from other engines. Their requests do not count above.
+	// ReceivedTokens counts prompt tokens whose KV came from other engines. Decode legs do not count above.
 	ReceivedTokens int
 	// ComputedTokens counts tokens computed in prefill, again after a preemption included.
 	ComputedTokens int
@@ -90,6 +90,7 @@ type Engine struct {
 	running []*Sequence
 	queue   []*Sequence // that wait, the oldest first
 	coming  []*Sequence // admitted, their KV is on its way
+	spared  []*Sequence // admitted in the pass under way, what was to come is not needed
 	held    []*Sequence // ended, their blocks wait for Release
 	busy    bool
 	empty   bool // the pass under way has no work: it ends when KV has come
@@ -178,6 +179,10 @@ func (e *Engine) Step(now time.Duration) []Event {
 	}
 	e.now = max(e.now, e.passEnd)
 	e.events = e.events[:0]
+	for _, s := range e.spared {
+		e.events = append(e.events, Event{s, -1, false})
+	}
+	e.spared = e.spared[:0]
 	keep := e.running[:0]
 	for _, s := range e.running {
 		s.computed += s.chunk

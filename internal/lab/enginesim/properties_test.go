@@ -139,7 +139,10 @@ func randomRun(t testing.TB, seed uint64, check bool) (log string) {
 			tokens := append(seqTokens(1000*rng.IntN(3), rng.IntN(40)), seqTokens(1e6+100*i, 1+rng.IntN(20))...)
 			q := FromTokens(fmt.Sprint(i), tokens, 1+rng.IntN(30), e.Config().BlockSize, 0)
 			if leg := rng.IntN(3); seed%2 == 1 && leg > 0 {
-				q.Hold, q.Received, q.Transfer = leg == 1, leg == 2, time.Duration(rng.IntN(100))*time.Millisecond
+				q.Hold, q.Transfer = leg == 1 || i%2 == 0, time.Duration(rng.IntN(100))*time.Millisecond
+				if leg == 2 {
+					q.Received = q.PromptTokens - rng.IntN(2)*rng.IntN(q.PromptTokens)
+				}
 			}
 			s, err := e.Submit(e.Now(), q)
 			require.NoError(t, err)

@@ -139,9 +139,13 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 		hits = append(hits, id)
 	}
 	cached := len(hits) * size
-	n := s.tokens() - cached
-	if !s.comes() {
-		n = min(n, budget)
+	n := min(s.tokens()-cached, budget)
+	if s.comes() {
+		n = s.req.Received - cached
+	}
+	if s.comes() && s.computes() && n < recomputeBelow {
+		s.req.Received, n = 0, min(s.tokens()-cached, budget)
+		e.spared = append(e.spared, s)
 	}
 	if need := (cached+n+size-1)/size - len(hits) + idle; need > e.pool.free {
 		s.blocks = hits[:0]
@@ -153,8 +157,8 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	s.blocks, s.computed, s.state, k.seq = hits, cached, running, nil
 	if !s.admitted {
 		s.result.CachedTokens = cached
-		if !s.req.Received {
-			s.admitted = true
+		s.admitted = s.req.Received == 0
+		if s.computes() {
 			e.stats.PromptTokens += s.req.PromptTokens
 			e.stats.CachedTokens += cached
 		}

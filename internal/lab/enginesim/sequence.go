@@ -38,9 +38,11 @@ type Request struct {
 	BypassCache bool
 	// Hold keeps the blocks after the last token until Release, for another engine: the prefill leg of a request.
 	Hold bool
-	// Received: another engine has computed the prompt, this is the decode leg. Once admitted, what is not cached here
-	// comes within Transfer, in proportion if a part is cached; one token of the prompt is computed here.
-	Received bool
+	// Received is how many tokens of the prompt another engine has computed, from the first on: all for a decode leg, 0 for
+	// a request that is served whole. Once admitted, what is not cached here comes within Transfer, in proportion if a part
+	// is cached; the rest is computed here, one token at least. Of a prompt that the other engine has in part, less than
+	// recomputeBelow tokens do not come.
+	Received int
 	Transfer time.Duration
 	// Data is for the caller.
 	Data any
@@ -85,6 +87,8 @@ func (r *Request) check(c *Config) error {
 	case r.PromptTokens > c.MaxModelLen || r.OutputTokens > c.MaxModelLen-r.PromptTokens:
 		return fmt.Errorf("%w: %d prompt and %d output tokens, the most is %d", ErrTooLong, r.PromptTokens,
 			r.OutputTokens, c.MaxModelLen)
+	case r.Received < 0 || r.Received > r.PromptTokens:
+		return fmt.Errorf("%w: %d of %d tokens of the prompt come", ErrInvalid, r.Received, r.PromptTokens)
 	case len(r.Hashes) != r.PromptTokens/c.BlockSize || len(r.Tail) != r.PromptTokens%c.BlockSize:
 		return fmt.Errorf("%w: %d hashes and %d more tokens are not %d tokens in blocks of %d",
 			ErrInvalid, len(r.Hashes), len(r.Tail), r.PromptTokens, c.BlockSize)

@@ -5,21 +5,30 @@ import (
 	"time"
 )
 
-// comes reports whether the KV of the prompt is still to come from another engine.
-func (s *Sequence) comes() bool { return s.req.Received && !s.admitted }
+// recomputeBelow is vLLM's kv_recompute_threshold for what a prefill engine gets from a decode engine.
+const recomputeBelow = 64
 
-// receive takes blocks for the whole prompt of a sequence that was just admitted. Its KV is on its way from now on.
+// comes reports whether KV of the prompt is still to come from another engine.
+func (s *Sequence) comes() bool { return s.req.Received > 0 && !s.admitted }
+
+// computes reports whether it computes a part of its prompt besides the last token.
+func (s *Sequence) computes() bool { return s.req.Received < s.req.PromptTokens }
+
+// here is how much of the prompt is computed once its KV has come.
+func (s *Sequence) here() int { return min(s.req.Received, s.req.PromptTokens-1) }
+
+// receive takes blocks for the KV of a sequence that was just admitted. It is on its way from now on.
 func (e *Engine) receive(s *Sequence) {
 	s.admitted = true
-	for range e.missing(s, s.req.PromptTokens-s.computed) {
+	for range e.missing(s, s.req.Received-s.computed) {
 		id, hash, evicted := e.pool.take()
 		if evicted && e.kv.on {
 			e.kv.removed(hash)
 		}
 		s.blocks = append(s.blocks, id)
 	}
-	s.result.ReceivedTokens = s.req.PromptTokens - 1 - s.computed
-	share := float64(s.result.ReceivedTokens) / float64(s.req.PromptTokens)
+	s.result.ReceivedTokens = s.here() - s.computed
+	share := float64(s.result.ReceivedTokens) / float64(s.req.Received)
 	s.arrives = e.now + time.Duration(share*float64(s.req.Transfer))
 	e.coming = append(e.coming, s)
 }
@@ -33,12 +42,12 @@ func (e *Engine) arrive() {
 			continue
 		}
 		e.stats.ReceivedTokens += s.result.ReceivedTokens
-		for i := s.computed / size; i < (s.req.PromptTokens-1)/size; i++ {
+		for i := s.computed / size; i < s.here()/size; i++ {
 			if h := s.hash(i, size); e.pool.store(s.blocks[i], h) && e.kv.on {
 				e.kv.stored(s, i, h, size)
 			}
 		}
-		s.computed = s.req.PromptTokens - 1
+		s.computed = s.here()
 		e.running = append(e.running, s)
 		e.events = append(e.events, Event{s, -1, false})
 	}

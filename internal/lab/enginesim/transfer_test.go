@@ -39,7 +39,7 @@ func TestReceive(t *testing.T) {
 	submit(t, e, "first half", seqTokens(0, 20), 1)
 	drain(t, e)
 	start := e.Now()
-	got := leg(t, e, "decode", seqTokens(0, 41), 3, func(q *Request) { q.Received, q.Transfer = true, 41*time.Second })
+	got := leg(t, e, "decode", seqTokens(0, 41), 3, func(q *Request) { q.Received, q.Transfer = q.PromptTokens, 41*time.Second })
 	at, busy := e.NextStep()
 	require.True(t, busy)
 	require.Equal(t, start+20*time.Second, at, "20 of 41 tokens come: 20 are here, and the last is computed")
@@ -63,7 +63,7 @@ func TestReceive(t *testing.T) {
 
 func TestAbortWhileReceiving(t *testing.T) {
 	e := small(t, Config{KVTokens: 400})
-	s := leg(t, e, "decode", seqTokens(0, 41), 3, func(q *Request) { q.Received, q.Transfer = true, time.Minute })
+	s := leg(t, e, "decode", seqTokens(0, 41), 3, func(q *Request) { q.Received, q.Transfer = q.PromptTokens, time.Minute })
 	require.Equal(t, 1, e.Load().Running)
 	e.Abort(e.Now(), s)
 	require.Zero(t, e.Load().UsedTokens)

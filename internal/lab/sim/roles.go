@@ -61,7 +61,7 @@ func (r *run) handOver(f *flight, seq *enginesim.Sequence) {
 	})
 	to := r.byID[f.reservation.Decision.Replica.ID].engine
 	work := l.work
-	work.Received, work.Transfer = true, to.Transfer(s.Prompt)
+	work.Received, work.Transfer = work.PromptTokens, to.Transfer(s.Prompt)
 	r.submit(f, &f.reservation, work)
 	r.serve()
 }

@@ -50,6 +50,9 @@ type Disaggregation struct {
 	EngineID string
 	// Lease is how long computed KV waits for a decode engine, in engine time; 0 means 30 s.
 	Lease time.Duration
+	// Keep is how long a decode engine with NIXL keeps the KV of a turn for the prefill leg of the next one, in engine time,
+	// as vLLM's with bidirectional_kv_xfer; 0 means not at all.
+	Keep time.Duration
 	// Timeout is how long a leg waits for the other, in engine time; 0 means 30 s.
 	Timeout time.Duration
 	// Base and PerToken are how long a transfer takes, in engine time; 0 means 2 ms and 8 µs, that of 200 KB of KV a
@@ -221,7 +224,10 @@ func (k *kvSide) roomLeg(host string, port, room int64) (*leg, error) {
 		return nil, status.Errorf(codes.InvalidArgument, "the bootstrap server of this engine is %s, not %s", own, addr)
 	}
 	key := "room/" + strconv.FormatInt(room, 10)
-	return &leg{side: k, prefill: k.Role == Prefill, room: true, wait: true, key: key, addr: addr}, nil
+	if k.Role == Prefill {
+		return &leg{side: k, prefill: true, room: true, own: key}, nil
+	}
+	return &leg{side: k, room: true, wait: true, key: key, addr: addr}, nil
 }
 
 // wall is a duration of engine time on the clock of this machine.

@@ -3,11 +3,13 @@ package grpcserver
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvtransfer"
 )
@@ -19,18 +21,40 @@ type leg struct {
 	prefill bool
 	// room: the prefill leg waits for the decode leg before it computes, and answers when the KV was pulled.
 	room bool
-	// key names the leg at the prefill engine, addr is that engine and params what it checks, all of the decode leg.
+	// own names the KV of this leg here.
+	own string
+	// key names the KV that the leg gets at another engine, addr is that engine, empty = none, and params what it checks.
 	key, addr, params string
+	// turn is how many tokens a prefill leg gets.
+	turn int
 	// wait: the decode leg may begin before the prefill leg.
 	wait bool
 	// inStruct: the parameters are a Struct.
 	inStruct bool
-	// answer is the parameters for the decode leg, once the KV is computed; empty where the client has them already.
+	// answer is the parameters for what gets the KV of this leg, once it is computed; empty where the client has them
+	// already, or nothing gets it.
 	answer string
 
-	source *kvtransfer.Leg  // of a prefill leg
-	pull   *kvtransfer.Pull // of a decode leg
-	held   bool             // the prefill engine holds the KV, or did
+	tokens []uint32     // of the prompt
+	seed   kvindex.Seed // of their hash
+	wrong  bool         // the KV that came is that of other tokens, and so are all that follows from it
+
+	source *kvtransfer.Leg  // where another engine gets the KV of this leg
+	pull   *kvtransfer.Pull // where this leg gets KV
+	held   bool             // the KV is held, or was
+}
+
+// content is the hash of the first n tokens of prompt and output that the leg has the KV of.
+func (l *leg) content(n int, call *enginesim.Call) uint64 {
+	tokens := slices.Clone(l.tokens[:min(n, len(l.tokens))])
+	for i := len(tokens); i < n; i++ {
+		tokens = append(tokens, call.Token(i-len(l.tokens)))
+	}
+	hash := kvindex.AppendTokens(nil, tokens, n, l.seed)[0]
+	if l.wrong {
+		hash = ^hash
+	}
+	return hash
 }
 
 // lost is the status of a leg that cannot have its KV, as of vLLM's kv_load_failure_policy "fail" and of SGLang.
@@ -44,7 +68,7 @@ func lost(err error) error {
 	return status.Error(codes.Internal, err.Error())
 }
 
-// begin prepares a request for the engine: a decode leg waits until its KV is computed. ctx is the call's.
+// begin prepares a request for the engine: one that gets KV waits until that is computed. ctx is the call's.
 func (l *leg) begin(ctx context.Context, id string, r *enginesim.Request) error {
 	if l == nil {
 		return nil
@@ -56,22 +80,34 @@ func (l *leg) begin(ctx context.Context, id string, r *enginesim.Request) error 
 		}
 		r.Hold, r.OutputTokens = true, 1
 		var err error
-		if l.source, err = k.source.Announce(l.key); err != nil {
+		if l.source, err = k.source.Announce(l.own); err != nil {
 			return lost(err)
 		}
 		k.holds(id, l.source)
-		return l.meet(ctx)
+		if err := l.meet(ctx); err != nil || l.addr == "" {
+			return err
+		}
+		r.Received = min(l.turn, r.PromptTokens)
+	} else {
+		if err := l.side.at(ctx, DecodeReceived, id); err != nil {
+			return err
+		}
+		r.Received, r.Hold = r.PromptTokens, k.Keep > 0
 	}
-	if err := l.side.at(ctx, DecodeReceived, id); err != nil {
-		return err
-	}
-	r.Received, r.Transfer = true, k.Base+time.Duration(r.PromptTokens)*k.PerToken
+	r.Transfer = k.Base + time.Duration(r.Received)*k.PerToken
+	return l.gets(ctx, id, r)
+}
+
+// gets waits until another engine has the KV that the leg gets. As a real engine it does not compare what that is of:
+// with that of other tokens the output is wrong.
+func (l *leg) gets(ctx context.Context, id string, r *enginesim.Request) error {
+	k := l.side
 	within, cancel := context.WithTimeout(ctx, k.srv.wall(k.Timeout))
 	defer cancel()
 	pull, err := kvtransfer.Open(within, l.addr, l.key, l.params, l.wait)
 	if err == nil {
 		l.pull = pull
-		if err := l.side.at(ctx, DecodeAsks, id); err != nil {
+		if err := l.moment(ctx, DecodeAsks, id); err != nil {
 			return err
 		}
 		err = pull.Ready(within)
@@ -82,7 +118,18 @@ func (l *leg) begin(ctx context.Context, id string, r *enginesim.Request) error 
 		}
 		return lost(err)
 	}
-	return l.side.at(ctx, DecodeTransfers, id)
+	if pull.Content != l.content(r.Received, nil) {
+		l.wrong, r.OutputSeed = true, ^r.OutputSeed
+	}
+	return l.moment(ctx, DecodeTransfers, id)
+}
+
+// moment reports a moment of a decode leg.
+func (l *leg) moment(ctx context.Context, m Moment, id string) error {
+	if l.prefill {
+		return nil
+	}
+	return l.side.at(ctx, m, id)
 }
 
 // meet waits for the decode leg, where the prefill leg does.
@@ -104,13 +151,15 @@ func (l *leg) meet(ctx context.Context) error {
 	}
 }
 
-// submitted is called when the engine has the request: a decode leg waits until its KV has come.
+// submitted is called when the engine has the request: it waits until the KV that the leg gets has come.
 func (l *leg) submitted(ctx context.Context, id string, call *enginesim.Call) error {
 	if l == nil {
 		return nil
 	}
 	if l.prefill {
-		return l.side.at(ctx, PrefillSubmitted, id)
+		if err := l.side.at(ctx, PrefillSubmitted, id); err != nil || l.pull == nil {
+			return err
+		}
 	}
 	select {
 	case <-call.Received():
@@ -119,7 +168,7 @@ func (l *leg) submitted(ctx context.Context, id string, call *enginesim.Call) er
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	if err := l.side.at(ctx, DecodeHasKV, id); err != nil {
+	if err := l.moment(ctx, DecodeHasKV, id); err != nil {
 		return err
 	}
 	_ = l.pull.Done() // a source that is gone needs no report
@@ -134,19 +183,7 @@ func (l *leg) computed(ctx context.Context, id string, call *enginesim.Call) err
 	if err := l.side.at(ctx, PrefillComputed, id); err != nil {
 		return err
 	}
-	params := ""
-	switch k := l.side; k.Connector {
-	case NIXL:
-		size := k.srv.driver.Config().BlockSize
-		l.answer = k.answerParams(l.key, (call.Result().PromptTokens+size-1)/size)
-		if params = l.answer; l.inStruct {
-			params = canonical(asStruct(l.answer))
-		}
-	case Mooncake:
-		params = k.EngineID
-	}
-	l.held = true
-	l.source.Ready(params, call.Release)
+	l.holds(call, call.Result().PromptTokens, 0)
 	if l.room {
 		select {
 		case <-l.source.Over():
@@ -159,6 +196,36 @@ func (l *leg) computed(ctx context.Context, id string, call *enginesim.Call) err
 		}
 	}
 	return l.side.at(ctx, PrefillAnswers, id)
+}
+
+// holds holds the KV of the first tokens of prompt and output for another engine.
+func (l *leg) holds(call *enginesim.Call, tokens int, lease time.Duration) {
+	kv := kvtransfer.KV{Content: l.content(tokens, call), Lease: lease, Release: call.Release}
+	switch k := l.side; k.Connector {
+	case NIXL:
+		l.answer = k.answerParams(l, tokens)
+		if kv.Params = l.answer; l.inStruct {
+			kv.Params = canonical(asStruct(l.answer))
+		}
+	case Mooncake:
+		kv.Params = k.EngineID
+	}
+	l.held = true
+	l.source.Ready(kv)
+}
+
+// keeps has a decode engine hold what it has computed of the turn, for the prefill leg of the next one: all but the last
+// token of the output.
+func (l *leg) keeps(call *enginesim.Call) (err error) {
+	k, r := l.side, call.Result()
+	if k.Keep == 0 || k.Connector != NIXL || r.Aborted {
+		return nil
+	}
+	if l.source, err = k.source.Announce(l.own); err != nil {
+		return lost(err)
+	}
+	l.holds(call, r.PromptTokens+r.OutputTokens-1, k.srv.wall(k.Keep))
+	return nil
 }
 
 // beforeTokens is called before new tokens are sent; first and done are whether they are the first and the last ones.
@@ -177,7 +244,10 @@ func (l *leg) beforeTokens(ctx context.Context, id string, call *enginesim.Call,
 		}
 	}
 	if done {
-		return l.side.at(ctx, DecodeEnds, id)
+		if err := l.side.at(ctx, DecodeEnds, id); err != nil {
+			return err
+		}
+		return l.keeps(call)
 	}
 	return nil
 }

@@ -22,6 +22,7 @@ type kvParams struct {
 	RemoteHost      string          `json:"remote_host"`
 	RemotePort      int             `json:"remote_port"`
 	RemoteBlockIDs  json.RawMessage `json:"remote_block_ids"`
+	RemoteNumTokens int             `json:"remote_num_tokens"`
 	// Of Mooncake.
 	TransferID          string `json:"transfer_id"`
 	RemoteBootstrapAddr string `json:"remote_bootstrap_addr"`
@@ -72,14 +73,18 @@ func (k *kvSide) jsonLeg(params, id string, output int) (*leg, error) {
 		return refused("a prefill leg has %d output tokens, not 1", output)
 	case k.Connector == Mooncake:
 		return k.mooncakeLeg(&p, refused)
-	case p.DoRemoteDecode:
-		return &leg{side: k, prefill: true, key: id + "-" + strconv.FormatUint(k.srv.fresh.Add(1), 10)}, nil
-	case p.RemoteRequestID == "" || p.RemoteEngineID == "" || p.RemoteHost == "" || p.RemotePort == 0 ||
-		len(p.RemoteBlockIDs) == 0:
-		return refused("remote_request_id, remote_engine_id, remote_block_ids, remote_host and remote_port are required")
 	}
-	return &leg{side: k, key: p.RemoteRequestID, params: params,
-		addr: net.JoinHostPort(p.RemoteHost, strconv.Itoa(p.RemotePort))}, nil
+	l := &leg{side: k, prefill: p.DoRemoteDecode, own: id + "-" + strconv.FormatUint(k.srv.fresh.Add(1), 10)}
+	switch whole := p.RemoteRequestID != "" && p.RemoteEngineID != "" && p.RemoteHost != "" && p.RemotePort != 0; {
+	case l.prefill && len(p.RemoteBlockIDs) == 0:
+		return l, nil
+	case !whole || len(p.RemoteBlockIDs) == 0 || l.prefill && p.RemoteNumTokens <= 0:
+		return refused("remote_request_id, remote_engine_id, remote_block_ids, remote_host and remote_port are required, " +
+			"and for a prefill leg remote_num_tokens")
+	}
+	l.key, l.params, l.turn = p.RemoteRequestID, params, p.RemoteNumTokens
+	l.addr = net.JoinHostPort(p.RemoteHost, strconv.Itoa(p.RemotePort))
+	return l, nil
 }
 
 // mooncakeLeg is the leg of a request with Mooncake's parameters.
@@ -89,24 +94,26 @@ func (k *kvSide) mooncakeLeg(p *kvParams, refused func(string, ...any) (*leg, er
 	case p.TransferID == "":
 		return refused("transfer_id is required")
 	case p.DoRemoteDecode:
-		return &leg{side: k, prefill: true, key: "transfer/" + p.TransferID}, nil
+		return &leg{side: k, prefill: true, own: "transfer/" + p.TransferID}, nil
 	case p.RemoteEngineID == "" || !http:
 		return refused("remote_engine_id and remote_bootstrap_addr, which begins with http://, are required")
 	}
 	return &leg{side: k, key: "transfer/" + p.TransferID, params: p.RemoteEngineID, addr: addr, wait: true}, nil
 }
 
-// answerParams are what the prefill leg of a request answers: the parameters of its decode leg, written as Python does,
-// so that they differ from what a Go program would write.
-func (k *kvSide) answerParams(key string, blocks int) string {
-	ids := make([]string, blocks)
+// answerParams are what a leg answers: the parameters for the leg that gets the KV of its first tokens, written as Python
+// does, so that they differ from what a Go program would write.
+func (k *kvSide) answerParams(l *leg, tokens int) string {
+	size := k.srv.driver.Config().BlockSize
+	ids := make([]string, (tokens+size-1)/size)
 	for i := range ids {
 		ids[i] = strconv.Itoa(i + 1)
 	}
 	addr := k.source.Addr()
-	return fmt.Sprintf(`{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[%s]], `+
-		`"remote_engine_id": %q, "remote_request_id": %q, "remote_host": %q, "remote_port": %d, "tp_size": 1}`,
-		strings.Join(ids, ", "), k.EngineID, key, addr.IP.String(), addr.Port)
+	return fmt.Sprintf(`{"do_remote_prefill": %t, "do_remote_decode": %t, "remote_block_ids": [[%s]], `+
+		`"remote_engine_id": %q, "remote_request_id": %q, "remote_host": %q, "remote_port": %d, "tp_size": 1, `+
+		`"remote_num_tokens": %d}`,
+		l.prefill, !l.prefill, strings.Join(ids, ", "), k.EngineID, l.own, addr.IP.String(), addr.Port, tokens)
 }
 
 // asStruct is parameters as a Struct.

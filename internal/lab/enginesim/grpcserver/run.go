@@ -97,6 +97,9 @@ func (s *Server) request(p *prompt) enginesim.Request {
 	if p.text != "" {
 		tokens = workload.TextTokens(p.text)
 	}
+	if p.leg != nil {
+		p.leg.tokens, p.leg.seed = tokens, seed
+	}
 	req := enginesim.FromTokens(p.id, tokens, p.output, size, seed)
 	req.BypassCache = p.bypass
 	if s.cfg.KVEvents != nil {

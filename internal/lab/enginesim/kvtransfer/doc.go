@@ -15,8 +15,8 @@
 //
 // # Wire
 //
-// One connection a pull, JSON lines: {"key","params","wait"} from the decode engine, {"ready":true} or {"error"}
-// back, then {"done":true}. An end that is gone is a connection that is closed.
+// One connection a pull, JSON lines: {"key","params","wait"} from the decode engine, {"ready":true,"content"} or
+// {"error"} back, then {"done":true}. An end that is gone is a connection that is closed.
 //
 // # Guarantees
 //

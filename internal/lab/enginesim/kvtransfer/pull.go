@@ -8,8 +8,11 @@ import (
 	"net"
 )
 
-// Pull is the decode engine's end of a leg. It belongs to one goroutine.
+// Pull is the end of the engine that gets the KV. It belongs to one goroutine.
 type Pull struct {
+	// Content is the hash of the tokens that the KV is of, once Ready has succeeded. Real engines do not look at it.
+	Content uint64
+
 	c       net.Conn
 	in      *json.Decoder
 	reading bool          // Ready has succeeded
@@ -48,7 +51,7 @@ func (p *Pull) Ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	p.reading = true
+	p.reading, p.Content = true, r.Content
 	go func() {
 		_ = p.in.Decode(&r) // nothing comes but the end
 		close(p.lost)

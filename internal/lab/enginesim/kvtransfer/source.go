@@ -1,6 +1,7 @@
 package kvtransfer
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,7 +34,7 @@ type Stats struct {
 	Pulled, Expired, Dropped int
 }
 
-// Source serves the KV of a prefill engine. Safe for concurrent use.
+// Source serves the KV of an engine. Safe for concurrent use.
 type Source struct {
 	lis            net.Listener
 	lease, timeout time.Duration
@@ -93,7 +94,19 @@ func (s *Source) Close() {
 	s.work.Wait()
 }
 
-// Leg is one prefill leg.
+// KV is what a leg has computed.
+type KV struct {
+	// Params are what a pull must bring.
+	Params string
+	// Content is the hash of its tokens, for the engine that pulls.
+	Content uint64
+	// Lease is for how long it is held while nothing pulls it; 0 means as the source has it.
+	Lease time.Duration
+	// Release frees it; called once, at the end of the leg.
+	Release func()
+}
+
+// Leg is a leg whose KV another engine gets: a prefill leg, or a decode leg for the next turn.
 type Leg struct {
 	source *Source
 	key    string
@@ -102,13 +115,12 @@ type Leg struct {
 	over   chan struct{} // closed at the end
 
 	// Source.mu guards what follows.
-	params  string
-	release func()
-	timer   *time.Timer // of the lease
-	pulls   int
-	came    bool // a pull came
-	held    bool // ready and not over
-	err     error
+	kv    KV
+	timer *time.Timer // of the lease
+	pulls int
+	came  bool // a pull came
+	held  bool // ready and not over
+	err   error
 }
 
 // Announce begins a leg under a key that no other leg has.
@@ -144,28 +156,27 @@ func (l *Leg) Err() error {
 	return l.err
 }
 
-// Ready reports that the KV is computed. A pull must bring the same params. release frees the KV; it is called once, at
-// the end of the leg.
-func (l *Leg) Ready(params string, release func()) {
+// Ready reports that the KV is computed.
+func (l *Leg) Ready(kv KV) {
 	s := l.source
 	s.mu.Lock()
 	ended := s.legs[l.key] != l
 	if !ended {
-		l.params, l.release, l.held = params, release, true
+		l.kv, l.held = kv, true
 		s.stats.Held++
 		close(l.ready)
 		l.hold()
 	}
 	s.mu.Unlock()
 	if ended {
-		release()
+		kv.Release()
 	}
 }
 
 // hold starts the lease if no pull is under way. Caller holds Source.mu.
 func (l *Leg) hold() {
 	if l.held && l.pulls == 0 {
-		l.timer = time.AfterFunc(l.source.lease, func() { l.end(ErrExpired) })
+		l.timer = time.AfterFunc(cmp.Or(l.kv.Lease, l.source.lease), func() { l.end(ErrExpired) })
 	}
 }
 
@@ -198,7 +209,7 @@ func (l *Leg) end(err error) {
 	l.err = err
 	delete(s.legs, l.key)
 	close(l.over)
-	release := l.release
+	release := l.kv.Release
 	s.mu.Unlock()
 	if release != nil {
 		release()
@@ -215,8 +226,9 @@ type request struct {
 
 // reply is the source's answer.
 type reply struct {
-	Ready bool   `json:"ready,omitempty"`
-	Error string `json:"error,omitempty"`
+	Ready   bool   `json:"ready,omitempty"`
+	Content uint64 `json:"content,omitempty"`
+	Error   string `json:"error,omitempty"`
 }
 
 // report ends a pull.
@@ -263,10 +275,10 @@ func (s *Source) pull(q *request, out *json.Encoder, end <-chan bool) (done bool
 	case <-s.quit.Done():
 		return false, nil
 	}
-	if l.params != q.Params { // written before ready was closed, and never again
+	if l.kv.Params != q.Params { // written before ready was closed, and never again
 		return false, ErrParams
 	}
-	if out.Encode(reply{Ready: true}) != nil {
+	if out.Encode(reply{Ready: true, Content: l.kv.Content}) != nil {
 		return false, nil
 	}
 	select {

@@ -24,7 +24,7 @@ func ready(t *testing.T, s *Source, key, params string) (l *Leg, freed *atomic.I
 	l, err := s.Announce(key)
 	require.NoError(t, err)
 	freed = &atomic.Int32{}
-	l.Ready(params, func() { freed.Add(1) })
+	l.Ready(KV{Params: params, Content: 7, Release: func() { freed.Add(1) }})
 	return l, freed
 }
 
@@ -51,6 +51,7 @@ func TestPull(t *testing.T) {
 	require.Equal(t, Stats{Held: 1}, s.Stats())
 	p := open(t, s, "k", `{"a": 1}`, false)
 	require.NoError(t, p.Ready(t.Context()))
+	require.EqualValues(t, 7, p.Content)
 	<-l.Joined()
 	require.NoError(t, p.Done())
 	require.NoError(t, over(t, l))
@@ -81,7 +82,7 @@ func TestWait(t *testing.T) {
 	l, err := s.Announce("room")
 	require.NoError(t, err)
 	<-l.Joined()
-	l.Ready("", func() {})
+	l.Ready(KV{Release: func() {}})
 	require.NoError(t, <-got)
 	require.NoError(t, p.Done())
 	require.NoError(t, over(t, l))
@@ -128,7 +129,7 @@ func TestEnds(t *testing.T) {
 	require.ErrorIs(t, late.Ready(t.Context()), ErrLost)
 	<-p.Lost()
 	p.Close()
-	waits.Ready("", func() { freed.Add(1) })
+	waits.Ready(KV{Release: func() { freed.Add(1) }})
 	require.EqualValues(t, 2, freed.Load(), "what becomes ready after the end is freed at once")
 	_, err = s.Announce("again")
 	require.ErrorIs(t, err, ErrDropped)
