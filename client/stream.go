@@ -8,7 +8,6 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -35,7 +34,7 @@ func (c *channels) stream(
 	k.options = call.OptionsOf(opts)
 	s := &clientStream{core: k}
 	if !k.options.Proxied {
-		k.call.EndsContext()
+		k.call.EndsContext(desc.ClientStreams || k.options.Finishes())
 		runtime.SetFinalizer(s, (*clientStream).abandon) // half of the cost of a cleanup, which RecvMsg removes
 	}
 	if k.options.Finishes() {
@@ -77,6 +76,13 @@ type core struct {
 	msg     any   // until phase settled
 	has     bool  // there is a msg; it may be nil
 	closed  bool  // CloseSend was called
+	ending  *ending
+}
+
+// ending is what Context returned before the stream was open; nil = nothing.
+type ending struct {
+	context.Context
+	end context.CancelFunc
 }
 
 type phase uint8
@@ -204,7 +210,16 @@ func (s *clientStream) Context() context.Context {
 	if phase == opened && k.settle(at) || phase == settled {
 		return at.cs.Context()
 	}
-	return k.call.Context
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.ending == nil {
+		ctx, cancel := context.WithCancel(k.call.Context)
+		k.ending = &ending{ctx, cancel}
+	}
+	if k.phase == failed {
+		k.ending.end()
+	}
+	return k.ending.Context
 }
 
 // begin opens the stream, with its first message if has is set, unless another goroutine does or did. It
@@ -404,6 +419,11 @@ func (k *core) ended() error { return status.FromContextError(k.call.Err()).Err(
 func (k *core) end(err error) {
 	k.once.Do(func() {
 		k.call.End()
+		k.mu.Lock()
+		if k.ending != nil {
+			k.ending.end()
+		}
+		k.mu.Unlock()
 		if err == io.EOF {
 			err = nil
 		}
@@ -423,6 +443,10 @@ func (s *clientStream) abandon() {
 			_ = s.RecvMsg(new(emptypb.Empty))
 			return
 		}
-		k.end(status.Error(codes.Canceled, "warmpath: the stream was dropped before its end"))
+		if cs := k.last(); cs != nil && !k.desc.ClientStreams {
+			k.call.Drop()
+			_ = cs.SendMsg(new(emptypb.Empty)) // one message too many: gRPC ends the stream
+		}
+		k.end(call.ErrDropped)
 	}()
 }

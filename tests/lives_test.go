@@ -23,16 +23,19 @@ import (
 // A reader that stops reading holds its booking until its context ends; a
 // stream dropped without cancelling, until it is collected.
 func TestAbandonedStreams(t *testing.T) {
-	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
-		if err := s.Send(answer("first")); err != nil {
-			return err
-		}
-		<-s.Context().Done()
-		return nil
-	}})
+	rs := make([]*replica, 2)
+	for i := range rs {
+		rs[i] = start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			if err := s.Send(answer("first")); err != nil {
+				return err
+			}
+			<-s.Context().Done()
+			return nil
+		}})
+	}
 	m := newMeter(t)
-	cc := dial(t, target(r), client.WithConfig(config(`{"power_of_two_choices":{}}`)), m.option)
-	connected(t, cc, []*replica{r})
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"power_of_two_choices":{}}`)), m.option)
+	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)
 
 	ctx, cancel := context.WithCancel(deadline(t))
@@ -50,7 +53,7 @@ func TestAbandonedStreams(t *testing.T) {
 		for i := range dropped {
 			s, err := stub.StreamingOutputCall(context.Background(), prompt("b"))
 			require.NoError(t, err)
-			if i%2 == 0 {
+			if i < dropped/2 {
 				_, err = s.Recv()
 				require.NoError(t, err)
 			}
@@ -58,8 +61,9 @@ func TestAbandonedStreams(t *testing.T) {
 	}()
 	eventually(t, "the reservations end when the streams are collected", func() bool {
 		runtime.GC()
-		return m.ongoing(t) == 0
+		return m.ongoing(t) == 0 && m.sum(t, "warmpath.attempts.failed") == 1+dropped
 	})
+	require.Zero(t, m.sum(t, "warmpath.ejections"), "they are no evidence against the replica")
 }
 
 // A client-streaming call that the application drops after CloseSend goes on to its answer.

@@ -41,7 +41,7 @@ import (
 // The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates. With up
 // to 1,016 bytes it is allocated as 1,024.
 type Call struct {
-	context.Context // ends with the application's, and at the timeout of the service config; that of a stream with it
+	context.Context // ends with the application's, at the timeout of the service config, and as EndsContext describes
 	// Attempts is the retry loop; the goroutine of the call uses it.
 	Attempts Attempts
 	// Resume is for a stream that may go on at another replica; nil = it is none. Set while gRPC opens an attempt.
@@ -61,6 +61,7 @@ type Call struct {
 	shared   bool  // there was another attempt at the same time, so messages are of either
 	inside   bool  // an interceptor inside repeats attempts
 	late     bool  // the attempt under way is given up because its first message is late
+	dropped  bool  // the application has dropped the stream
 	leg      bool  // it is the prefill leg of another Call
 	split    bool  // an attempt was sent in two legs
 	pending  bool  // the outcome is still to be reported
@@ -105,9 +106,11 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	return true
 }
 
-// EndsContext has the call's context end with the call.
-func (c *Call) EndsContext() {
-	if c.cancel == nil {
+// EndsContext has the call's context end with the call: always, or else where attempts may derive contexts from it.
+func (c *Call) EndsContext(always bool) {
+	b := c.handle.bound.Load()
+	derived := b == noBinding || b.Config.FirstTokenTimeout > 0 || b.Router.Fleet.Divided()
+	if c.cancel == nil && (always || derived) {
 		c.Context, c.cancel = context.WithCancel(c.Context)
 	}
 }

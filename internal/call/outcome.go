@@ -26,6 +26,9 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.busy = false
+	if c.dropped { // gRPC's status is that of the message that ended the stream
+		info.Err = ErrDropped
+	}
 	if l := c.legs; l != nil && !c.leg && l.sent != nil {
 		close(l.sent)
 		l.sent = nil
@@ -75,7 +78,7 @@ func (c *Call) abort(info balancer.DoneInfo) {
 	b, code := c.reserved.binding, status.Code(info.Err)
 	if c.key.abort == "" || !info.BytesSent || b.Abort == nil ||
 		code != codes.Canceled && code != codes.DeadlineExceeded ||
-		c.Context.Err() == nil && !c.late && c.legs.failure() == nil { // the status is the replica's own
+		c.Context.Err() == nil && !c.late && !c.dropped && c.legs.failure() == nil { // the status is the replica's own
 		return
 	}
 	c.stop(b)
@@ -141,6 +144,16 @@ func (c *Call) ReadUsage(msg any) {
 	if c.legs != nil && !c.shared {
 		c.legs.keeps(c, msg)
 	}
+}
+
+// ErrDropped is the status of a call whose stream the application dropped.
+var ErrDropped = status.Error(codes.Canceled, "warmpath: the stream was dropped before its end")
+
+// Drop notes that the application has dropped the stream. What ends it is called next.
+func (c *Call) Drop() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.dropped = true
 }
 
 // End is called once by the interceptor after the last attempt: the call's context ends, what was not used is released,
