@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -66,10 +65,6 @@ func (p *proxyFlags) add(f *pflag.FlagSet) {
 	p.dial.add(f)
 }
 
-// gcPercent is the GOGC of a proxy: its heap is small and its calls make garbage. Against 100 it saves a third of the
-// proxy's processor time for a call (BenchmarkBesideDirect with GOGC=100 in the environment).
-const gcPercent = 400
-
 // run passes calls on until the command is interrupted.
 func (p *proxyFlags) run(c *cobra.Command, out serveOutput) error {
 	serve, err := p.listenerOptions()
@@ -89,9 +84,6 @@ func (p *proxyFlags) run(c *cobra.Command, out serveOutput) error {
 		tracer, parent := otelgrpc.WithTracerProvider(exports.tracer), otelgrpc.WithPropagators(propagation.TraceContext{})
 		serve = append(serve, grpc.StatsHandler(otelgrpc.NewServerHandler(tracer, parent)))
 		dial = append(dial, grpc.WithStatsHandler(otelgrpc.NewClientHandler(tracer, parent)))
-	}
-	if os.Getenv("GOGC") == "" {
-		defer debug.SetGCPercent(debug.SetGCPercent(gcPercent))
 	}
 	passes, err := proxy.New(p.target, append(dial, client.WithMeterProvider(exports.meter)), serve...)
 	if err != nil {

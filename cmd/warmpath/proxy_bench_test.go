@@ -9,7 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"runtime/debug"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -55,7 +55,7 @@ func echoes() {
 // floor passes unary calls on to an address until the process is killed, and picks nothing: what a proxy with gRPC's
 // library costs that does not have the protos.
 func floor(at string) {
-	debug.SetGCPercent(gcPercent)
+	defer runtime.KeepAlive(make([]byte, proxy.Ballast))
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		panic(err)

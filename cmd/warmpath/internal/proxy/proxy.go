@@ -17,6 +17,7 @@ type Proxy struct {
 	conn     *grpc.ClientConn
 	server   *grpc.Server
 	patience time.Duration
+	ballast  []byte
 }
 
 const (
@@ -25,6 +26,9 @@ const (
 	// window is how much of a stream, and with the factor of a connection, is received ahead of its reader. That it is
 	// fixed saves the pings by which gRPC would measure it.
 	window, windows = 1 << 20, 4
+	// Ballast is never touched, so it is address space and not memory. It lets so many bytes of garbage pass before they
+	// are collected; the small heap of a proxy would be collected often, and the calls of that time would wait.
+	Ballast = 64 << 20
 )
 
 // New returns a proxy to a target of [client.New], which the options are for.
@@ -37,7 +41,7 @@ func New(target string, dial []grpc.DialOption, serve ...grpc.ServerOption) (*Pr
 		return nil, err
 	}
 	conn.Connect()
-	p := &Proxy{conn: conn, patience: patience}
+	p := &Proxy{conn: conn, patience: patience, ballast: make([]byte, Ballast)}
 	p.server = grpc.NewServer(append([]grpc.ServerOption{
 		grpc.ForceServerCodecV2(Codec{}), grpc.UnknownServiceHandler(p.pass), grpc.InTapHandle(outgoing),
 		grpc.MaxRecvMsgSize(maxMessage),
