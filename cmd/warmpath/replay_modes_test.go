@@ -9,10 +9,9 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
-// requireModes checks that each mode made its own decisions, and that no call failed.
-func requireModes(t *testing.T, stdout string, modes ...string) {
+// requireModes checks that each mode made its own decisions, and that no call failed. It returns the figures.
+func requireModes(t *testing.T, stdout string, modes ...string) (c drive.Comparison) {
 	t.Helper()
-	var c drive.Comparison
 	strict(t, stdout, &c)
 	require.Len(t, c.Results, len(modes))
 	for i, mode := range modes {
@@ -21,19 +20,23 @@ func requireModes(t *testing.T, stdout string, modes ...string) {
 		require.Zero(t, r.Errors)
 		require.Positive(t, r.Requests)
 		require.Positive(t, r.CachedTokenRatio)
+		require.Positive(t, r.RequestsCV)
 		if mode == "central" {
 			require.Positive(t, r.Decisions["central"])
 		} else {
 			require.Zero(t, r.Decisions["central"]+r.Decisions["fallback_local"])
 		}
 	}
+	return c
 }
 
 func TestDemoModes(t *testing.T) {
 	code, stdout, stderr := command(t, "demo", "--clients", "3", "--replicas", "3", "--speed", "10", "--load", "0.3", "--json",
 		"--policies", "prefix_cache_affinity", "--mode", "local,broadcast,central", "--duration", "6s", "--central-deadline", "5s", "--servers", "2")
 	wentWell(t, code, stderr)
-	requireModes(t, stdout, "local", "broadcast", "central")
+	for _, r := range requireModes(t, stdout, "local", "broadcast", "central").Results {
+		require.Positive(t, r.FollowUpsHome)
+	}
 }
 
 // A look-aside server is started for the servers of a target too.

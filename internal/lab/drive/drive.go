@@ -59,6 +59,8 @@ type Sample struct {
 	// At is when it was to arrive, WarmUp: it does not count.
 	At     time.Duration
 	WarmUp bool
+	// Session is that of the request; empty = none.
+	Session string
 	// Lag is how much later than planned it was sent, in our time.
 	Lag time.Duration
 	// Waited is how long it waited in its client's queue, where that is known; the times below count it.
@@ -195,7 +197,7 @@ func (r *run) one(ctx context.Context, cc *grpc.ClientConn, q *workload.Request,
 // measure fills in a sample; took is the client's own measurement of the whole call.
 func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decision, start time.Time,
 	took time.Duration) {
-	s.At, s.WarmUp, s.Err = q.At, q.At < r.WarmUp, a.err
+	s.At, s.WarmUp, s.Session, s.Err = q.At, q.At < r.WarmUp, q.Session, a.err
 	s.Replica, s.Reason = cmp.Or(d.Prefill, d.Replica), d.Reason
 	s.Prompt, s.Output = q.PromptTokens, a.output
 	if d.Usage.PromptTokens > 0 {

@@ -72,6 +72,13 @@ type Figures struct {
 	OutputTokensPerS float64 `json:"output_tokens_per_s"`
 	// MaxOverMeanLoad is the computed prompt tokens of the busiest replica over the mean of all.
 	MaxOverMeanLoad float64 `json:"max_over_mean_load"`
+	// RequestsCV is the coefficient of variation, over the replicas, of the requests that they hold, in the mean of the
+	// arrivals.
+	RequestsCV float64 `json:"requests_cv"`
+	// FollowUpsHome is the share of the later requests of sessions that are sent to the replica of the first.
+	FollowUpsHome float64 `json:"follow_ups_home"`
+	// FollowUpsCached is the share of the prompt tokens of these requests that engines found in their caches.
+	FollowUpsCached float64 `json:"follow_ups_cached"`
 }
 
 // Simulated is what only the simulator measures.
@@ -88,14 +95,9 @@ type Balance struct {
 	// KVImbalance is the KV cache that requests held on the busiest replica over the mean of all, in the mean of
 	// the time after the warm-up.
 	KVImbalance float64 `json:"kv_imbalance"`
-	// RequestsCV and KVCV are the coefficients of variation, over the replicas, of the requests and of the KV cache
-	// that they hold, in the mean of the decisions.
-	RequestsCV float64 `json:"requests_cv"`
-	KVCV       float64 `json:"kv_cv"`
-	// FollowUpsHome is the share of the later requests of sessions that are sent to the replica of the first.
-	FollowUpsHome float64 `json:"follow_ups_home"`
-	// FollowUpsCached is the share of the prompt tokens of these requests that engines found in their caches.
-	FollowUpsCached float64 `json:"follow_ups_cached"`
+	// KVCV is the coefficient of variation, over the replicas, of the KV cache that they hold, in the mean of the
+	// decisions.
+	KVCV float64 `json:"kv_cv"`
 	// EndedKV is the share of the KV caches that holds prompts of sessions whose last request has ended.
 	EndedKV float64 `json:"ended_kv"`
 	// RegretMS is the mean of the estimated TTFT on the chosen replica less that on the best one.
@@ -177,6 +179,8 @@ func Summarize(policy string, replicas int, samples []Sample, targets Targets) R
 	r.Goodput = share(float64(good), float64(r.Requests))
 	r.OutputTokensPerS = share(float64(output), (last - first).Seconds())
 	r.MaxOverMeanLoad = maxOverMean(slices.Collect(maps.Values(r.Loads)), replicas)
+	r.RequestsCV = requestsCV(samples, max(replicas, len(r.Loads)))
+	r.FollowUpsHome, r.FollowUpsCached = followUps(samples)
 	return r
 }
 

@@ -73,5 +73,5 @@ func TestJSONShape(t *testing.T) {
 	zeros := `{"mean":0,"p50":0,"p90":0,"p99":0}`
 	require.Equal(t, `{"replicas":4,"clients":2,"requests":3,"results":[{"policy":"p","requests":0,"errors":0,"cached_token_ratio":0,`+
 		`"ttft_ms":`+zeros+`,"tpot_ms":`+zeros+`,"latency_ms":`+zeros+`,"goodput":0,"output_tokens_per_s":0,`+
-		`"max_over_mean_load":0,"decisions":{"ring":3}}]}`, string(got))
+		`"max_over_mean_load":0,"requests_cv":0,"follow_ups_home":0,"follow_ups_cached":0,"decisions":{"ring":3}}]}`, string(got))
 }

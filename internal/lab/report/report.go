@@ -62,29 +62,29 @@ var figures = []struct {
 	{"busiest ÷ mean", func(f *drive.Figures) string { return fmt.Sprintf("%.2f", f.MaxOverMeanLoad) }},
 }
 
-// tables are the comparison, and what the simulator has beside it.
+// tables are the comparison, how requests are spread, and what the simulator has beside it.
 func (r *Report) tables() []Table {
 	first := Table{Columns: []string{"policy", "requests", "errors"}}
+	balance := Table{Columns: []string{"policy", "follow-ups at home", "requests CV"}}
+	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean", "KV CV", "regret ms", "split"}}
 	spread := Table{Columns: []string{"policy", "spread"}}
-	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean", "requests CV", "KV CV",
-		"follow-ups at home", "regret ms", "split"}}
 	for _, f := range figures {
 		first.Columns, spread.Columns = append(first.Columns, f.name), append(spread.Columns, f.name)
 	}
 	for i := range r.Results {
 		res := &r.Results[i]
 		first.add(&res.Figures, res.Policy, fmt.Sprint(res.Requests), fmt.Sprint(res.Errors))
+		balance.add(nil, res.Policy, percent(res.FollowUpsHome), fmt.Sprintf("%.2f", res.RequestsCV))
 		if res.Simulated == nil {
 			continue
 		}
 		simulated.add(nil, res.Policy, fmt.Sprint(res.Preemptions), fmt.Sprintf("%.2f", res.KVImbalance),
-			fmt.Sprintf("%.2f", res.RequestsCV), fmt.Sprintf("%.2f", res.KVCV), percent(res.FollowUpsHome),
-			millis(res.RegretMS), percent(res.Split))
+			fmt.Sprintf("%.2f", res.KVCV), millis(res.RegretMS), percent(res.Split))
 		if s := res.Spread; s != nil {
 			spread.add(&s.Figures, res.Policy, "")
 		}
 	}
-	return append([]Table{first}, slices.DeleteFunc([]Table{simulated, spread},
+	return append([]Table{first, balance}, slices.DeleteFunc([]Table{simulated, spread},
 		func(t Table) bool { return t.Rows == nil })...)
 }
 

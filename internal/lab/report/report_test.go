@@ -43,7 +43,7 @@ func example(policies ...string) *Report {
 
 func TestText(t *testing.T) {
 	lines := strings.Split(strings.TrimRight(example("round_robin", subject).Text(), "\n"), "\n")
-	require.Len(t, lines, 3)
+	require.Len(t, lines, 7)
 	require.Equal(t, utf8.RuneCountInString(lines[0]), utf8.RuneCountInString(lines[1]))
 	require.Equal(t, []string{"round_robin", "300", "0", "20.0", "%", "250", "249", "396", "34.5", "34.0", "49.0", "100.0", "%", "11", "1.00"}, strings.Fields(lines[1]))
 	require.True(t, strings.HasPrefix(lines[2], subject+" "))
@@ -51,17 +51,20 @@ func TestText(t *testing.T) {
 
 	r := simulated()
 	tables := strings.Split(r.Text(), "\n\n")
-	require.Len(t, tables, 3)
-	require.Equal(t, "policy       preemptions  KV busiest ÷ mean  requests CV  KV CV  follow-ups at home  regret ms  split\n"+
-		"round_robin            7               1.50         0.25   0.30              40.0 %       12.0  0.0 %", tables[1])
-	require.Contains(t, tables[2], "spread")
+	require.Len(t, tables, 4)
+	require.Equal(t, "policy       follow-ups at home  requests CV\n"+
+		"round_robin              40.0 %         0.25", tables[1])
+	require.Equal(t, "policy       preemptions  KV busiest ÷ mean  KV CV  regret ms  split\n"+
+		"round_robin            7               1.50   0.30       12.0  0.0 %", tables[2])
+	require.Contains(t, tables[3], "spread")
 }
 
 // simulated is a report of the simulator's, of several seeds.
 func simulated() *Report {
 	r := example("round_robin")
 	r.Results[0].Simulated = &drive.Simulated{Preemptions: 7, Spread: &drive.Spread{},
-		Balance: drive.Balance{KVImbalance: 1.5, RequestsCV: 0.25, KVCV: 0.3, FollowUpsHome: 0.4, RegretMS: 12}}
+		Balance: drive.Balance{KVImbalance: 1.5, KVCV: 0.3, RegretMS: 12}}
+	r.Results[0].RequestsCV, r.Results[0].FollowUpsHome = 0.25, 0.4
 	return r
 }
 
@@ -166,14 +169,15 @@ func TestCSV(t *testing.T) {
 	r.Results[0].Simulated = &drive.Simulated{Preemptions: 7}
 	var b bytes.Buffer
 	require.NoError(t, r.CSV(&b))
-	first, more, ok := strings.Cut(b.String(), "\n\n")
-	require.True(t, ok)
-	rows, err := csv.NewReader(strings.NewReader(first)).ReadAll()
+	tables := strings.Split(b.String(), "\n\n")
+	require.Len(t, tables, 3)
+	rows, err := csv.NewReader(strings.NewReader(tables[0])).ReadAll()
 	require.NoError(t, err)
 	require.Len(t, rows, 3)
 	require.Equal(t, []string{"policy", "requests", "errors"}, rows[0][:3])
 	require.Equal(t, subject, rows[2][0])
-	require.Equal(t, "policy,preemptions,KV busiest ÷ mean,requests CV,KV CV,follow-ups at home,regret ms,split\nround_robin,7,0.00,0.00,0.00,0.0 %,0.00,0.0 %\n", more)
+	require.Equal(t, "policy,follow-ups at home,requests CV\nround_robin,0.0 %,0.00\n"+subject+",0.0 %,0.00", tables[1])
+	require.Equal(t, "policy,preemptions,KV busiest ÷ mean,KV CV,regret ms,split\nround_robin,7,0.00,0.00,0.00,0.0 %\n", tables[2])
 }
 
 // Results with nothing in them are drawn too.

@@ -7,15 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestVariation(t *testing.T) {
-	var v variation
-	require.Zero(t, v.coefficient())
-	for _, x := range []int{2, 4, 4, 4, 5, 5, 7, 9} {
-		v.add(x)
-	}
-	require.InDelta(t, 2./5, v.coefficient(), 1e-9)
-}
-
 // Sessions that a policy keeps together have their follow-ups at home; a policy that looks at nothing regrets more than
 // one that sees loads and caches.
 func TestBalance(t *testing.T) {

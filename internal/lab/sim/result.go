@@ -11,7 +11,6 @@ import (
 func (r *run) result() *drive.Result {
 	res := drive.Summarize(r.name(), r.Replicas, r.samples, r.Targets)
 	res.Simulated = &drive.Simulated{Preemptions: r.preempts, Balance: r.seen.balance()}
-	res.FollowUpsHome, res.FollowUpsCached = r.followUps()
 	res.EndedKV = r.seen.endedKV / float64(max(r.seen.looks, 1))
 	res.Split = float64(r.pairs) / float64(max(res.Requests, 1))
 	kv := r.activeKV()
