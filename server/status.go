@@ -89,7 +89,7 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 		rep, load := view.ByID(m.ID), m.shown[p.view()]
 		_, stale := slices.BinarySearch(d.balance.stale, m.number)
 		all[i] = &warmpathv1.ReplicaStatus{
-			Id: m.ID, Address: m.Address, Stale: stale,
+			Id: m.ID, Address: m.Address, Role: m.Role, Stale: stale,
 			Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)),
 			KvTokens: uint64(max(m.KVTokens, 0)),
 		}

@@ -24,6 +24,21 @@ func (f *fixture) status(t testing.TB, deployment string) *warmpathv1.Deployment
 	return a.GetDeployments()[0]
 }
 
+// A replica has its role in the status, and the reason why there are no KV events before the first connection too.
+func TestStatusOfARole(t *testing.T) {
+	f := start(t, `
+deployments:
+  chat:
+    policy: {kv_aware: {}}
+    kv_events: "grpc:vllm"
+    replicas: [{id: a, address: "127.0.0.1:1", role: decode, pair: p}]
+`)
+	r := f.status(t, "chat").GetReplicas()[0]
+	require.Equal(t, "decode", r.GetRole())
+	require.Zero(t, r.GetEvents().GetConnected())
+	require.Contains(t, r.GetEvents().GetProblem(), "not been connected yet")
+}
+
 func TestStatus(t *testing.T) {
 	f := start(t, `
 load_interval: 10s

@@ -92,7 +92,7 @@ func TestTopLive(t *testing.T) {
 			CachedTokens: &warmpathv1.CachedTokens{Prompt: 1000, Predicted: 600, Measured: 555},
 			Shadow:       &warmpathv1.ShadowStatus{Policy: "evil\x1b", Decisions: 30, Differing: 3},
 			Replicas: []*warmpathv1.ReplicaStatus{{
-				Id: "evil\x1b[2J\n", State: "ready", Stale: true, KvTokens: 1000,
+				Id: "evil\x1b[2J\n", State: "ready", Role: "prefill", Stale: true, KvTokens: 1000,
 				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 10, BlockTokens: 16, Gaps: 3, Orphaned: 7, LagUs: 1500, Problem: "events"},
 				Health: []*warmpathv1.HealthReport{
 					{By: "calls", State: "ejected", ForMs: 65_400, Why: "calls fail", Principals: 2}, {By: "check", State: "not_serving", Why: "NOT_SERVING"},
@@ -114,7 +114,7 @@ func TestTopLive(t *testing.T) {
 	require.Contains(t, text, "cached     55.5 % of the reported prompt tokens, 60.0 % predicted\n")
 	require.Contains(t, text, "shadow     evil?: 3 of 30 decisions elsewhere\n")
 	require.Regexp(t, `160 of 1000 +1 of 2 +3 +7 +1.5ms`, text)
-	require.Contains(t, text, "ready, stale")
+	require.Contains(t, text, "ready, stale, prefill")
 	require.Contains(t, text, ": ejected for 1m5s (2 principals): calls fail; not_serving (check): NOT_SERVING; events; polls\n")
 	require.NotContains(t, text, "\x1b")
 

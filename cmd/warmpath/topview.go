@@ -174,6 +174,9 @@ func replicaCells(r *warmpathv1.ReplicaStatus) []string {
 	if kv := r.GetKvTokens(); kv > 0 {
 		cached += fmt.Sprintf(" of %d", kv)
 	}
+	if r.GetRole() != "" {
+		state += ", " + r.GetRole()
+	}
 	all := []string{r.GetId(), state, ongoing, fmt.Sprint(r.GetQueuedTokens()), cached, events, gaps, orphans, lag,
 		r.GetAddress()}
 	for i := range all {

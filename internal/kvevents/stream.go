@@ -42,7 +42,9 @@ type Stream struct {
 
 func (r *replica) stream(source string, rank int) *Stream {
 	s := &Stream{replica: r, source: source, rank: rank, translators: map[int]*translator{}}
-	s.status = Status{Replica: r.attrs.ID, Source: source, Rank: rank, model: model(r.attrs)}
+	s.status = Status{
+		Replica: r.attrs.ID, Source: source, Rank: rank, model: model(r.attrs), Problem: "its KV events have not been connected yet",
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.streams = append(r.streams, s)

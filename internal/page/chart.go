@@ -11,8 +11,9 @@ import (
 
 // A Line is one line of a chart: points in the order of X.
 type Line struct {
-	Name string
-	X, Y []float64
+	Name   string
+	X, Y   []float64
+	Dashed bool
 }
 
 // A Chart shows lines over common axes. Its zero scales fit the data, from zero on but for logarithmic ones.
@@ -75,7 +76,7 @@ func (c Chart) draw() drawing {
 			}
 			fmt.Fprintf(&points, "%s,%s ", percentage(at(x)), percentage(1-share(l.Y[k], top)))
 		}
-		d.Drawn = append(d.Drawn, drawn{l.Name, points.String(), i % Colors, i >= Colors})
+		d.Drawn = append(d.Drawn, drawn{l.Name, points.String(), i % Colors, l.Dashed || i >= Colors})
 	}
 	for _, y := range marks {
 		d.YTick = append(d.YTick, tick{percentage(1 - share(y, top)), short(y)})

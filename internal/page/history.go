@@ -101,7 +101,7 @@ func rates(all []sample, of func(*sample) uint64) []float64 {
 // cachedShares are the measured and the predicted share of the prompt tokens, in percent, each over the samples before
 // it, at minutes before the last one. Samples in which no request ended with usage have none.
 func cachedShares(all []sample) (predicted, measured Line) {
-	predicted.Name, measured.Name = "predicted", "measured"
+	predicted, measured = Line{Name: "predicted", Dashed: true}, Line{Name: "measured"}
 	for i := 1; i < len(all); i++ {
 		now, from := &all[i], &all[max(i-smoothed, 0)]
 		prompt := float64(now.cached.GetPrompt()) - float64(from.cached.GetPrompt())

@@ -53,7 +53,7 @@ func statusAt(seconds uint64) *warmpathv1.GetStatusResponse {
 		CachedTokens: &warmpathv1.CachedTokens{Prompt: 1000 * seconds, Predicted: 600 * seconds, Measured: 550 * seconds},
 		Shadow:       &warmpathv1.ShadowStatus{Policy: "<b>", Decisions: 100, Differing: 25, MatchedTokens: 1, ActualMatchedTokens: 4},
 		Replicas: []*warmpathv1.ReplicaStatus{
-			{Id: "calm", State: "ready", Ongoing: 8, KvTokens: 1000},
+			{Id: "calm", State: "ready", Role: "decode", Ongoing: 8, KvTokens: 1000},
 			{Id: `"><script>alert(1)</script>`, Address: "h:1", State: "ejected", Ongoing: 16, KvTokens: 64_000, Stale: true,
 				Events: &warmpathv1.EventStatus{Connected: 1, Streams: 2, Blocks: 1000, BlockTokens: 16, Gaps: 3, LagUs: 1500, Problem: "<lost>"},
 				Health: []*warmpathv1.HealthReport{
@@ -88,7 +88,7 @@ func TestPageShowsTheStatus(t *testing.T) {
 		require.Contains(t, body, want)
 	}
 	require.NotContains(t, body, "<script>alert")
-	require.Less(t, strings.Index(body, "alert(1)"), strings.Index(body, ">calm<"))
+	require.Less(t, strings.Index(body, "alert(1)"), strings.Index(body, `>calm <span class="role">decode</span>`))
 
 	code, body := get(p, "/none")
 	require.Equal(t, http.StatusNotFound, code, body)

@@ -658,7 +658,9 @@ type ReplicaStatus struct {
 	PollProblem string `protobuf:"bytes,10,opt,name=poll_problem,json=pollProblem,proto3" json:"poll_problem,omitempty"`
 	// What speaks against it; none = nothing does. A replica may have some and be used all the same:
 	// where all are unwell all stay.
-	Health        []*HealthReport `protobuf:"bytes,11,rep,name=health,proto3" json:"health,omitempty"`
+	Health []*HealthReport `protobuf:"bytes,11,rep,name=health,proto3" json:"health,omitempty"`
+	// Its role, as in Replica; empty = none.
+	Role          string `protobuf:"bytes,12,opt,name=role,proto3" json:"role,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -768,6 +770,13 @@ func (x *ReplicaStatus) GetHealth() []*HealthReport {
 		return x.Health
 	}
 	return nil
+}
+
+func (x *ReplicaStatus) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
 }
 
 // HealthReport is what speaks against a replica, by one source.
@@ -1212,7 +1221,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x06age_ms\x18\x03 \x01(\x04R\x05ageMs\x12\x17\n" +
 	"\ain_sync\x18\x04 \x01(\bR\x06inSync\x12\x1f\n" +
 	"\vsame_config\x18\x05 \x01(\bR\n" +
-	"sameConfig\"\xfb\x02\n" +
+	"sameConfig\"\x8f\x03\n" +
 	"\rReplicaStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -1225,7 +1234,8 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x06events\x18\t \x01(\v2\x18.warmpath.v1.EventStatusR\x06events\x12!\n" +
 	"\fpoll_problem\x18\n" +
 	" \x01(\tR\vpollProblem\x121\n" +
-	"\x06health\x18\v \x03(\v2\x19.warmpath.v1.HealthReportR\x06health\"}\n" +
+	"\x06health\x18\v \x03(\v2\x19.warmpath.v1.HealthReportR\x06health\x12\x12\n" +
+	"\x04role\x18\f \x01(\tR\x04role\"}\n" +
 	"\fHealthReport\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
