@@ -109,9 +109,8 @@ func (x *peerServer) cached(
 	return routes, changes
 }
 
-// publish sends the other servers what this one has first hand. uncached is the load of the picks made here, as if no
-// prompt were cached. Called with mu held.
-func (d *deployment) publish(uncached map[uint32]replicaLoad, now time.Time) {
+// publish sends the other servers what this one has first hand. Called with mu held.
+func (d *deployment) publish(leased leasedLoad, now time.Time) {
 	h, p := d.hosted.Load(), d.peers
 	if p.bus == nil {
 		return
@@ -121,9 +120,8 @@ func (d *deployment) publish(uncached map[uint32]replicaLoad, now time.Time) {
 	}
 	view, lines := h.router.View(), make(map[uint32]peerLine, len(d.roster.order))
 	for _, m := range d.roster.order {
-		rep := view.ByID(m.ID)
-		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
-		line := peerLine{own, max(uncached[m.number].tokens-own.tokens, 0)}
+		own := leased.own(m, view.ByID(m.ID))
+		line := peerLine{own, max(leased.all[m.number].tokens-own.tokens, 0)}
 		line.add(m.reported, 1)
 		lines[m.number] = line
 	}

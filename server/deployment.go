@@ -155,9 +155,9 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 		if d.peers.bus != nil {
 			next.spread, next.follows = &d.peers.routes, func(id string) bool { return d.peers.follows(id, d.now()) }
 		}
+		d.prepareRouter(old, next)
 		d.hosted.Store(next)
 		before = old
-		next.take(d.roster.order)
 	}
 	if x.service != d.pushed.GetServiceConfig() {
 		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: x.service}
@@ -171,6 +171,16 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	}
 	d.wake.give()
 	return before
+}
+
+// prepareRouter gives a Router that is not in force yet the fleet, and the load and the ejections of the one before.
+// Called with mu held.
+func (d *deployment) prepareRouter(old, next *hosted) {
+	leased := d.picks.leases.replace(next.router)
+	if next.take(d.roster.order); old != nil {
+		next.inherit(old)
+		d.balance.tick(next.router, leased, d.now())
+	}
 }
 
 // unregistered are the members that do not report their own health.
@@ -219,7 +229,7 @@ func (d *deployment) refleet() bool {
 
 // tick is the end of an interval: leases expire, and the load is added up for the Router and the watchers.
 func (d *deployment) tick(now time.Time) {
-	uncached := d.picks.leases.expire(now)
+	leased := d.picks.leases.expire(now)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	expired, stirred := d.sources.expire(now)
@@ -228,11 +238,11 @@ func (d *deployment) tick(now time.Time) {
 		d.refleet()
 	}
 	h := d.hosted.Load()
-	d.balance.tick(h.router, uncached, now)
+	d.balance.tick(h.router, leased, now)
 	h.router.Health.Look()
 	d.eject(h.router, now)
 	h.flush(d.roster.numberOf)
-	d.publish(uncached, now)
+	d.publish(leased, now)
 	d.wake.give()
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"maps"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -16,6 +17,7 @@ import (
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/kvevents"
+	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
@@ -195,6 +197,20 @@ func (h *hosted) take(order []*member) {
 		h.router.Fleet.SetCapacity(m.ID, m.KVTokens)
 	}
 	h.subscribe(order)
+}
+
+// inherit takes over the ejections of the Router before: the next request on each of these replicas is its probe.
+func (h *hosted) inherit(old *hosted) {
+	out, before, own := make(map[*outlier.Replica]outlier.State), old.router.View(), h.router.Outliers()
+	for _, rep := range h.router.View().Replicas() {
+		if was := before.ByID(rep.ID); was != nil {
+			out[h.router.Outlier(rep)], _ = old.router.Outliers().State(old.router.Outlier(was))
+		}
+	}
+	maps.DeleteFunc(out, func(_ *outlier.Replica, s outlier.State) bool { return s < outlier.HalfOpen })
+	own.Follow(out)
+	own.Inherit()
+	h.router.Health.Sync()
 }
 
 // subscribe follows the KV events of the replicas that have any, in a cluster of some of them, and predicts the caches

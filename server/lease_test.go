@@ -41,7 +41,7 @@ func (f *fixture) load() (b replicaLoad) {
 
 // whole is what is booked there as those who are not trusted are shown it.
 func (f *fixture) whole() (b replicaLoad) {
-	for _, held := range f.deployment("chat").picks.leases.expire(f.Server.now()) {
+	for _, held := range f.deployment("chat").picks.leases.expire(f.Server.now()).all {
 		b.add(held, 1)
 	}
 	return b

@@ -62,6 +62,12 @@ type leaseName struct {
 	attempt uint64
 }
 
+// A leasedLoad is the load of leases, by number of the replica, as if no prompt were cached.
+type leasedLoad struct {
+	all     map[uint32]replicaLoad
+	earlier map[uint32]replicaLoad // of all, what was reserved by Routers that were replaced
+}
+
 // leases are those of one deployment.
 type leases struct {
 	prefix string // of the ids
@@ -72,7 +78,8 @@ type leases struct {
 	due      queue // those in force
 	byID     map[string]*lease
 	byName   map[leaseName]*lease
-	uncached map[uint32]replicaLoad // of those in force, by replica, as if no prompt were cached
+	load     leasedLoad     // of those in force
+	router   *router.Router // in force
 	max      int
 	closed   bool
 
@@ -88,7 +95,7 @@ var (
 
 func newLeases(deployment string) leases {
 	return leases{
-		prefix: deployment + "#", uncached: make(map[uint32]replicaLoad),
+		prefix: deployment + "#", load: leasedLoad{make(map[uint32]replicaLoad), nil},
 		byID: make(map[string]*lease), byName: make(map[leaseName]*lease),
 	}
 }
@@ -106,6 +113,16 @@ func (l *leases) limit(n int) {
 	defer l.mu.Unlock()
 	l.max = n
 }
+
+// replace puts another Router into force, which has none of the load so far.
+func (l *leases) replace(r *router.Router) leasedLoad {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.router, l.load.earlier = r, maps.Clone(l.load.all)
+	return l.load.clone()
+}
+
+func (l leasedLoad) clone() leasedLoad { return leasedLoad{maps.Clone(l.all), maps.Clone(l.earlier)} }
 
 // begin makes room for a lease. If one of this name exists or is being made, that one is returned.
 func (l *leases) begin(name leaseName, waits bool) (x *lease, repeated bool, err error) {
@@ -168,26 +185,32 @@ func (l *leases) hold(
 	l.add(x, 1)
 }
 
-// add adds a lease's load to uncached, or takes it off. Called with mu held.
+// add adds a lease's load to the sums, or takes it off. Called with mu held.
 func (l *leases) add(x *lease, sign int64) {
 	load := replicaLoad{ongoing: 1}
 	if !x.prefilled {
 		load.tokens = int64(min(x.q.PromptTokens, maxTokens))
 		if x.prefill != nil {
-			l.addTo(numberOf(x.prefill.Decision.Replica), load, sign)
+			l.addTo(x, numberOf(x.prefill.Decision.Replica), load, sign)
 			load.tokens = 0
 		}
 	}
-	l.addTo(x.replica, load, sign)
+	l.addTo(x, x.replica, load, sign)
 }
 
-func (l *leases) addTo(replica uint32, load replicaLoad, sign int64) {
-	sum := l.uncached[replica]
-	if sum.add(load, sign); sum.ongoing == 0 {
-		delete(l.uncached, replica)
-		return
+func (l *leases) addTo(x *lease, replica uint32, load replicaLoad, sign int64) {
+	sums := []map[uint32]replicaLoad{l.load.all, l.load.earlier}
+	if x.reservation.Router() == l.router {
+		sums = sums[:1]
 	}
-	l.uncached[replica] = sum
+	for _, sum := range sums {
+		now := sum[replica]
+		if now.add(load, sign); now.ongoing == 0 {
+			delete(sum, replica)
+		} else {
+			sum[replica] = now
+		}
+	}
 }
 
 // prefilled ends the prompt's share of a lease. Called with mu held.
@@ -277,10 +300,9 @@ func (x *lease) next() time.Time {
 	return x.ends
 }
 
-// expire ends the shares and the leases that are due. It returns the load of the others on each replica, by its number,
-// as if no prompt were cached.
-func (l *leases) expire(now time.Time) (uncached map[uint32]replicaLoad) {
-	uncached, prefilled, over := l.sweep(now)
+// expire ends the shares and the leases that are due. It returns the load of the others.
+func (l *leases) expire(now time.Time) leasedLoad {
+	load, prefilled, over := l.sweep(now)
 	for _, x := range prefilled {
 		x.reservation.PrefillDone()
 		x.endPrefill(policy.Outcome{Sent: true, Usage: policy.NoUsage})
@@ -291,10 +313,10 @@ func (l *leases) expire(now time.Time) (uncached map[uint32]replicaLoad) {
 		}
 		x.release(policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
 	}
-	return uncached
+	return load
 }
 
-func (l *leases) sweep(now time.Time) (uncached map[uint32]replicaLoad, prefilled, over []*lease) {
+func (l *leases) sweep(now time.Time) (load leasedLoad, prefilled, over []*lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.due) > 0 && !now.Before(l.due[0].next()) {
@@ -308,7 +330,7 @@ func (l *leases) sweep(now time.Time) (uncached map[uint32]replicaLoad, prefille
 		heap.Fix(&l.due, 0)
 		prefilled = append(prefilled, x)
 	}
-	return maps.Clone(l.uncached), prefilled, over
+	return l.load.clone(), prefilled, over
 }
 
 // endPrefill gives back the load of a prefill leg, if there is one, and reports its outcome. It is called once.

@@ -224,9 +224,8 @@ func (b *balance) mark(stale []uint32, interval uint64) {
 	}
 }
 
-// tick adds up the load at the end of an interval, and gives the Router its peer load. uncached is the load of the picks
-// made here, by number of the replica, as if no prompt were cached.
-func (b *balance) tick(rt *router.Router, uncached map[uint32]replicaLoad, now time.Time) {
+// tick adds up the load at the end of an interval, and gives the Router its peer load.
+func (b *balance) tick(rt *router.Router, leased leasedLoad, now time.Time) {
 	b.interval++
 	b.at, b.latest = now, [2]*warmpathv1.Loads{new(warmpathv1.Loads), new(warmpathv1.Loads)}
 	old, view := b.ledger.count(now), rt.View()
@@ -242,10 +241,10 @@ func (b *balance) tick(rt *router.Router, uncached map[uint32]replicaLoad, now t
 	damped := b.peers.damped(b.ledger.roster.order)
 	for _, m := range b.ledger.roster.order {
 		rep := view.ByID(m.ID)
-		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
-		total, fresh := b.totalOf(m, own, now)
+		own := routerLoad(rep)
+		total, fresh := b.totalOf(m, leased.own(m, rep), now)
 		b.show(m, exactView, total)
-		whole := uncached[m.number]
+		whole := leased.all[m.number]
 		whole.tokens += b.peers.cached[m.ID]
 		hidden, _ := b.totalOf(m, whole, now)
 		b.show(m, uncachedView, hidden)
@@ -276,6 +275,18 @@ func (b *balance) tick(rt *router.Router, uncached map[uint32]replicaLoad, now t
 		rt.Load.SetDrift(b.peers.damping.Drift())
 	}
 	rt.Load.SetPeers(peers)
+}
+
+// routerLoad is what a Router has reserved on a replica.
+func routerLoad(rep *policy.Replica) replicaLoad {
+	return replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
+}
+
+// own is the load of the picks made here on a replica.
+func (l leasedLoad) own(m *member, rep *policy.Replica) replicaLoad {
+	own := routerLoad(rep)
+	own.add(l.earlier[m.number], 1)
+	return own
 }
 
 // show puts the load of a replica into a view.

@@ -93,3 +93,83 @@ func TestReloadThatFails(t *testing.T) {
 	require.Equal(t, "breaks", f.deployment("chat").hosted.Load().policy())
 	require.Equal(t, "dns:///127.0.0.1:2", f.deployment("other").sources.config.Target)
 }
+
+// A new policy begins with the fleet: no pick fails while it comes into force.
+func TestReloadFailsNoPick(t *testing.T) {
+	text := func(policy string) string { return manyReplicas(2000) + "    policy: {" + policy + ": {}}\n" }
+	configs := []*Config{parse(t, text("round_robin")), parse(t, text("power_of_two_choices"))}
+	f := start(t, text("round_robin"))
+	ended, stop := make(chan error, 2), make(chan struct{})
+	for range 2 {
+		go func() {
+			for !isClosed(stop) {
+				if _, err := (routingService{Server: f.Server}).ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Mode: query}); err != nil {
+					ended <- err
+					return
+				}
+			}
+			ended <- nil
+		}()
+	}
+	for i := range 20 {
+		require.NoError(t, f.Update(configs[(i+1)%2]))
+	}
+	close(stop)
+	for range 2 {
+		require.NoError(t, <-ended)
+	}
+}
+
+// Reservations count while they are held, whichever policy made them.
+func TestReloadKeepsTheLoadOfReservations(t *testing.T) {
+	config := func(policy string) string {
+		return strings.NewReplacer("prefix_cache_affinity", policy).Replace(reloaded)
+	}
+	f := start(t, config("round_robin"))
+	key := &warmpathv1.RequestKey{Prompt: tokens(100)}
+	a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Pinned: "a", Key: key})
+	ongoing := func() []uint32 {
+		var all []uint32
+		for _, r := range f.status(t, "").GetReplicas() {
+			all = append(all, r.GetOngoing(), uint32(r.GetQueuedTokens()))
+		}
+		return all
+	}
+	idlest := func() string {
+		defer f.tick("chat")
+		defer f.advance(queryHold)
+		return f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query}).GetReplica().GetId()
+	}
+	require.NoError(t, f.Update(parse(t, config("power_of_two_choices"))))
+	for range 2 {
+		require.Equal(t, []uint32{1, 100, 0, 0}, ongoing())
+		require.Equal(t, "b", idlest())
+	}
+	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Pinned: "b"})
+	f.tick("chat")
+	require.Equal(t, []uint32{1, 100, 1, 0}, ongoing())
+	for _, stage := range []warmpathv1.LifeStage{prefill, released} {
+		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+			Reservation: a.GetReservation().GetId(), Stage: stage,
+		}}})
+		require.NoError(t, err)
+		f.tick("chat")
+		require.Equal(t, map[warmpathv1.LifeStage][]uint32{prefill: {1, 0, 1, 0}, released: {0, 0, 1, 0}}[stage], ongoing())
+	}
+	require.Equal(t, "a", idlest())
+}
+
+// A replica that was ejected is probed under the new policy, and not used as a healthy one.
+func TestReloadKeepsEjections(t *testing.T) {
+	f := start(t, fourReplicas)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
+	w.next()
+	w.shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 5})
+	w.ejected(2)
+	require.NoError(t, f.Update(parse(t, strings.Replace(fourReplicas, "round_robin", "power_of_two_choices", 1))))
+	require.Equal(t, []uint32{2}, w.ejected(2), "and the client is to probe it")
+	f.tick("chat")
+	r := f.status(t, "").GetReplicas()[1]
+	require.Equal(t, "ejected", r.GetState())
+	require.Equal(t, "half_open", r.GetHealth()[0].GetState())
+}
