@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
-	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/ratelimit"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -42,10 +41,8 @@ func (a *authenticator) interceptors() []grpc.ServerOption {
 			grpc.ChainStreamInterceptor(logging.StreamServerInterceptor(line, o)))
 	}
 	return append(all, grpc.InTapHandle(a.tap),
-		grpc.ChainUnaryInterceptor(
-			recovery.UnaryServerInterceptor(recovers), ratelimit.UnaryServerInterceptor(a), a.unary),
-		grpc.ChainStreamInterceptor(
-			recovery.StreamServerInterceptor(recovers), ratelimit.StreamServerInterceptor(a), a.stream),
+		grpc.ChainUnaryInterceptor(recovery.UnaryServerInterceptor(recovers), unary),
+		grpc.ChainStreamInterceptor(recovery.StreamServerInterceptor(recovers), stream),
 	)
 }
 
@@ -80,19 +77,14 @@ func addressOf(ctx context.Context) string {
 	return ""
 }
 
-// Limit implements [ratelimit.Limiter].
-func (a *authenticator) Limit(ctx context.Context) error {
-	if p, ok := ctx.Value(principalKey{}).(*principal); ok {
-		return p.allow()
-	}
-	return nil
-}
-
-// begin counts a call under way. Its error is a status.
-func (a *authenticator) begin(ctx context.Context) (end func(), err error) {
+// begin takes a call off its principal's rate, and counts it as under way. Its error is a status.
+func begin(ctx context.Context) (end func(), err error) {
 	p, ok := ctx.Value(principalKey{}).(*principal)
 	if !ok {
 		return func() {}, nil
+	}
+	if err := p.allow(); err != nil {
+		return nil, err
 	}
 	if most := p.rules.Load().maxCalls; !take(&p.calls, most) {
 		return nil, status.Errorf(codes.ResourceExhausted,
@@ -101,8 +93,8 @@ func (a *authenticator) begin(ctx context.Context) (end func(), err error) {
 	return func() { p.calls.Add(-1) }, nil
 }
 
-func (a *authenticator) unary(ctx context.Context, r any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
-	end, err := a.begin(ctx)
+func unary(ctx context.Context, r any, _ *grpc.UnaryServerInfo, next grpc.UnaryHandler) (any, error) {
+	end, err := begin(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -110,9 +102,9 @@ func (a *authenticator) unary(ctx context.Context, r any, _ *grpc.UnaryServerInf
 	return next(ctx, r)
 }
 
-func (a *authenticator) stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
+func stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
 	next grpc.StreamHandler) error {
-	end, err := a.begin(stream.Context())
+	end, err := begin(stream.Context())
 	if err != nil {
 		return err
 	}
@@ -149,11 +141,8 @@ func (a *authenticator) admitHTTP(r *http.Request) (ctx context.Context, end fun
 		a.refusal(r.RemoteAddr, r.URL.Path, err)
 		return nil, nil, err
 	}
-	if err := p.allow(); err != nil {
-		return nil, nil, err
-	}
 	ctx = context.WithValue(r.Context(), principalKey{}, p)
-	end, err = a.begin(ctx)
+	end, err = begin(ctx)
 	return ctx, end, err
 }
 

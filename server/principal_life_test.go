@@ -154,7 +154,7 @@ principals:
 			continue
 		}
 		require.Equal(t, codes.ResourceExhausted, status.Code(err))
-		require.ErrorContains(t, err, "reached its rate (2 calls a second)")
+		require.Equal(t, "the principal slow has reached its rate (2 calls a second)", status.Convert(err).Message())
 	}
 	require.Equal(t, 2, passed)
 
