@@ -190,6 +190,22 @@ func TestSpans(t *testing.T) {
 	require.NoError(t, tracer.Shutdown(context.Background()))
 }
 
+// A call without a valid token makes no span, over HTTP neither.
+func TestRefusedCallsMakeNoSpans(t *testing.T) {
+	recorded := tracetest.NewInMemoryExporter()
+	tracer := sdktrace.NewTracerProvider(sdktrace.WithSyncer(recorded))
+	s := serve(t, withHTTP+"principals: [{name: one, token: one-0123456789abcd}]\ndeployments: {chat: {"+three+"}}", tracer)
+	_, err := s.routing.ChooseReplica(soon(t), new(warmpathv1.ChooseReplicaRequest))
+	require.Equal(t, codes.Unauthenticated, status.Code(err))
+	code, _ := s.post(t, "")
+	require.Equal(t, http.StatusUnauthorized, code)
+	code, _ = s.post(t, "", "Authorization", "Bearer one-0123456789abcd")
+	require.Equal(t, http.StatusOK, code)
+	require.Eventually(t, func() bool { return len(recorded.GetSpans()) > 0 }, 30*time.Second, time.Millisecond)
+	require.Len(t, recorded.GetSpans(), 1)
+	require.NoError(t, tracer.Shutdown(context.Background()))
+}
+
 // Issue 12.25: a deployment that starts is described in one line; requests without the key that its policy needs are warned
 // of once, over gRPC and over HTTP.
 func TestStartAndMissingKeysAreLogged(t *testing.T) {

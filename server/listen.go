@@ -54,7 +54,7 @@ func (s *Server) openHTTP(c *Config) error {
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
-	traced := s.traced(guarded)
+	routes := s.authenticator.http(s.traced(h), httpendpoint.Deny)
 	read := time.Duration(c.HTTP.ReadTimeout)
 	s.maxHTTP = c.HTTP.MaxConnections
 	s.http = &http.Server{
@@ -63,7 +63,7 @@ func (s *Server) openHTTP(c *Config) error {
 			case r.URL.Path == httpendpoint.HealthPath: // for load balancers, which have no token
 				h.ServeHTTP(w, r)
 			case r.URL.Path == httpendpoint.RoutePath:
-				traced.ServeHTTP(w, r)
+				routes.ServeHTTP(w, r)
 			case s.page.Serves(r):
 				shown.ServeHTTP(w, r)
 			default:
