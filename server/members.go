@@ -50,7 +50,7 @@ type registration struct {
 
 // configure puts another config into force.
 func (x *sources) configure(c Deployment) {
-	if c.Target != x.config.Target {
+	if c.Target == "" { // the replicas of another target stay until there is a result of this one
 		x.resolved = nil
 	}
 	if !c.Register {

@@ -95,7 +95,7 @@ func (f *follower) build() resolver.Resolver {
 		f.ReportError(err)
 		return nil
 	}
-	r, err := b.Build(t, f, resolver.BuildOptions{})
+	r, err := b.Build(t, f, resolver.BuildOptions{DisableServiceConfig: true})
 	if err != nil {
 		f.ReportError(err)
 		return nil

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/internal/target"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // rounds is a resolver that has another result every time it is asked. It cannot be built at first.
@@ -81,4 +82,50 @@ func TestFollowerResolvesAgain(t *testing.T) {
 	require.Equal(t, []int{2, 1}, []int{r.builds, r.closed})
 	require.Equal(t, 2, strings.Count(log.String(), "cannot be resolved, its last replicas stay"), "%s", &log)
 	require.Equal(t, 2, strings.Count(log.String(), "is resolved again"), "%s", &log)
+}
+
+// resolved is a resolver that does nothing by itself.
+type resolved struct {
+	scheme string
+	built  chan resolver.BuildOptions
+	resolver.ClientConn
+}
+
+func (r *resolved) Scheme() string { return r.scheme }
+
+func (r *resolved) Build(_ resolver.Target, cc resolver.ClientConn, o resolver.BuildOptions) (resolver.Resolver, error) {
+	r.ClientConn = cc
+	r.built <- o
+	return r, nil
+}
+
+func (*resolved) ResolveNow(resolver.ResolveNowOptions) {}
+func (*resolved) Close()                                {}
+
+// The replicas of a target stay until the next one has a result. No resolver is asked for a service config.
+func TestChangeOfTarget(t *testing.T) {
+	one, two := &resolved{scheme: "one", built: make(chan resolver.BuildOptions, 1)}, &resolved{scheme: "two", built: make(chan resolver.BuildOptions, 1)}
+	resolver.Register(one)
+	resolver.Register(two)
+	text := func(source string) string { return "load_interval: 10s\ndeployments: {chat: {" + source + "}}" }
+	f := start(t, text("target: 'one:///x'"))
+	ids := func() (all []string) {
+		for _, m := range f.deploymentMembers("chat") {
+			all = append(all, m.ID)
+		}
+		return all
+	}
+	require.True(t, (<-one.built).DisableServiceConfig)
+	require.NoError(t, one.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "a:1"}}}))
+	require.NoError(t, f.Update(parse(t, text("target: 'two:///x'"))))
+	<-two.built
+	two.ReportError(errors.New("not now"))
+	require.Equal(t, []string{"a:1"}, ids())
+	f.choose(t, new(warmpathv1.ChooseReplicaRequest))
+	require.NoError(t, one.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "c:1"}}}))
+	require.Equal(t, []string{"a:1"}, ids(), "what comes of the target before is late")
+	require.NoError(t, two.UpdateState(resolver.State{Addresses: []resolver.Address{{Addr: "b:1"}}}))
+	require.Equal(t, []string{"b:1"}, ids())
+	require.NoError(t, f.Update(parse(t, text("register: true"))))
+	require.Empty(t, ids())
 }
