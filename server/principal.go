@@ -229,11 +229,14 @@ func revealsCaches(policyName string, r policy.Reason) bool {
 }
 
 // withholdStatus removes the figures of a state that reveal the prompts of others: two readings of a count, of the
-// index's size, or of its broadcast, with a request between them, show what was cached.
+// index's size, or of the bytes sent to clients or servers, with a request between them, show what was cached.
 func withholdStatus(a *warmpathv1.GetStatusResponse) {
 	for _, d := range a.GetDeployments() {
 		d.Index, d.BroadcastBytes, d.BroadcastMessages = nil, 0, 0
 		d.CachedTokens, d.Shadow = nil, nil
+		if d.Cluster != nil {
+			d.Cluster.SentBytes, d.Cluster.ReceivedBytes = 0, 0
+		}
 		for _, r := range d.GetReplicas() {
 			r.Events = nil
 		}

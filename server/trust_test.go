@@ -1,7 +1,9 @@
 package server
 
 import (
+	"encoding/hex"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +14,7 @@ import (
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/internal/cluster"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -164,4 +167,26 @@ func TestReasonsThatAreTold(t *testing.T) {
 		require.Zero(t, d.GetMatchedTokens())
 		require.Zero(t, d.GetLoad())
 	}
+}
+
+// The bytes between the servers of a cluster grow with what is cached: they are for trusted principals.
+func TestBytesOfTheClusterAreWithheld(t *testing.T) {
+	opened := cluster.Open
+	defer func() { cluster.Open = opened }()
+	cluster.Open = func(cluster.Config, *slog.Logger) (cluster.Bus, error) {
+		return (&wire{ends: make(map[*wireEnd]bool)}).end(), nil
+	}
+	d := digestOf(chatToken)
+	f := start(t, "cluster: {nats: {url: 'nats://nowhere:4222'}}\n"+strings.Replace(tenants, "b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", hex.EncodeToString(d[:]), 1))
+	f.tick("chat")
+	sent := make(map[bool]uint64)
+	for token, trusted := range map[string]bool{trustedToken: true, chatToken: false} {
+		conn := f.as(t, insecure.NewCredentials(), token)
+		a, err := warmpathv1.NewStatusServiceClient(conn).GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: "chat"})
+		require.NoError(t, err)
+		require.True(t, a.GetDeployments()[0].GetCluster().GetConnected())
+		sent[trusted] = a.GetDeployments()[0].GetCluster().GetSentBytes()
+	}
+	require.Positive(t, sent[true])
+	require.Zero(t, sent[false])
 }
