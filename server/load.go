@@ -2,6 +2,7 @@ package server
 
 import (
 	"maps"
+	"math"
 	"slices"
 	"time"
 
@@ -44,8 +45,8 @@ func (p *principal) view() int {
 
 func appendLoad(to *warmpathv1.Loads, number uint32, b replicaLoad) {
 	to.Replicas = append(to.Replicas, number)
-	to.Ongoing = append(to.Ongoing, uint32(max(b.ongoing, 0)))
-	to.QueuedTokens = append(to.QueuedTokens, uint64(max(b.tokens, 0)))
+	ongoing, tokens := b.shown()
+	to.Ongoing, to.QueuedTokens = append(to.Ongoing, ongoing), append(to.QueuedTokens, tokens)
 }
 
 // A replicaLoad is the load of one replica: calls under way, and prompt tokens not yet prefilled.
@@ -54,6 +55,11 @@ type replicaLoad struct{ ongoing, tokens int64 }
 func (b *replicaLoad) add(o replicaLoad, sign int64) {
 	b.ongoing += sign * o.ongoing
 	b.tokens += sign * o.tokens
+}
+
+// shown returns the load as messages have it.
+func (b replicaLoad) shown() (ongoing uint32, tokens uint64) {
+	return uint32(min(max(b.ongoing, 0), math.MaxUint32)), uint64(max(b.tokens, 0))
 }
 
 // Bounds of one line of a report: the sum of many clients does not overflow.

@@ -1,7 +1,9 @@
 package server
 
 import (
+	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -65,4 +67,22 @@ func TestLoadsFromAnyTick(t *testing.T) {
 	require.Empty(t, l.since(exactView, l.interval).GetLoads().GetReplicas())
 	l.ledger.roster.fleetOf("a", "b")
 	require.NotContains(t, columns(l.since(exactView, 0).GetLoads()), uint32(3))
+}
+
+// A load that the clients report beyond what a message can have is shown as its largest, not as none.
+func TestLoadsDoNotWrap(t *testing.T) {
+	d := deploy(t, parse(t, quiet), "chat", newClock().now)
+	defer d.close()
+	report := &warmpathv1.ReservationReport{Number: 1, Loads: loadOf([3]int{1, 1 << 30, 1})}
+	for i := range 1 << 12 {
+		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true}, "")
+		require.NoError(t, err)
+		require.NoError(t, w.reported(report))
+	}
+	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "")
+	require.NoError(t, err)
+	d.tick(d.now())
+	news, _, _ := w.news()
+	require.Equal(t, uint32(math.MaxUint32), news[0].GetLoad().GetLoads().GetOngoing()[0])
+	require.Equal(t, uint32(math.MaxUint32), d.describe(unrestrictedReader).GetReplicas()[0].GetOngoing())
 }

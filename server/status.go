@@ -86,13 +86,13 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 	defer d.mu.Unlock()
 	all := make([]*warmpathv1.ReplicaStatus, len(d.roster.order))
 	for i, m := range d.roster.order {
-		rep, load := view.ByID(m.ID), m.shown[p.view()]
+		rep := view.ByID(m.ID)
 		_, stale := slices.BinarySearch(d.balance.stale, m.number)
 		all[i] = &warmpathv1.ReplicaStatus{
 			Id: m.ID, Address: m.Address, Role: m.Role, Stale: stale,
-			Ongoing: uint32(max(load.ongoing, 0)), QueuedTokens: uint64(max(load.tokens, 0)),
 			KvTokens: uint64(max(m.KVTokens, 0)),
 		}
+		all[i].Ongoing, all[i].QueuedTokens = m.shown[p.view()].shown()
 		all[i].State, all[i].Health = d.condition(m, rep, rt)
 		if rep != nil {
 			all[i].MaxOngoingRequests = uint32(rep.Capacity())
