@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
@@ -136,4 +137,15 @@ func TestWhatIsReadOnce(t *testing.T) {
 	for _, field := range []string{"listen", "max_connections", "metrics", "allow_plaintext", "tls"} {
 		require.Contains(t, log.String(), "field="+field+"\n")
 	}
+}
+
+// A policy that panics at the end of an interval leaves no load of leases that have expired.
+func TestPanicsLeaveNoLoad(t *testing.T) {
+	f := start(t, strings.Replace(faults, "max_reservations: 2", "max_reservations: 20", 1))
+	for range 10 {
+		f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{Session: "completed"}})
+	}
+	f.advance(2 * time.Minute)
+	require.Panics(t, func() { f.tick("chat") })
+	require.Equal(t, map[string]int{"a": 0}, f.ongoing("chat"))
 }

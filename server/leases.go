@@ -73,15 +73,15 @@ type leases struct {
 	prefix string // of the ids
 
 	// mu guards what is below. Routers' locks are taken under it.
-	mu       sync.Mutex
-	count    int   // begun and neither failed nor over
-	due      queue // those in force
-	byID     map[string]*lease
-	byName   map[leaseName]*lease
-	load     leasedLoad     // of those in force
-	router   *router.Router // in force
-	max      int
-	closed   bool
+	mu     sync.Mutex
+	count  int   // begun and neither failed nor over
+	due    queue // those in force
+	byID   map[string]*lease
+	byName map[leaseName]*lease
+	load   leasedLoad     // of those in force
+	router *router.Router // in force
+	max    int
+	closed bool
 
 	expired atomic.Int64 // reservations that ended with their lease
 }
@@ -305,6 +305,15 @@ func (l *leases) expire(now time.Time) leasedLoad {
 	load, prefilled, over := l.sweep(now)
 	for _, x := range prefilled {
 		x.reservation.PrefillDone()
+		if x.prefill != nil {
+			x.prefill.Release()
+		}
+	}
+	for _, x := range over {
+		x.giveBack()
+	}
+	// The load is given back: a policy that panics leaves none behind.
+	for _, x := range prefilled {
 		x.endPrefill(policy.Outcome{Sent: true, Usage: policy.NoUsage})
 	}
 	for _, x := range over {
