@@ -211,22 +211,18 @@ func (s *Server) Serve(lis net.Listener) error {
 // closes at once and returns its error.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.drain()
-	done := make(chan struct{})
-	go func() {
-		if s.http != nil {
-			_ = s.http.Shutdown(ctx) // Close ends the rest
-		}
-		s.grpc.GracefulStop()
-		close(done)
-	}()
+	inTime := context.AfterFunc(ctx, s.Close)
+	var ending sync.WaitGroup
+	if s.http != nil {
+		ending.Go(func() { _ = s.http.Shutdown(ctx) }) // Close ends the rest
+	}
+	ending.Go(s.grpc.GracefulStop)
+	ending.Wait()
 	var err error
-	select {
-	case <-done:
-	case <-ctx.Done():
+	if !inTime() {
 		err = ctx.Err()
 	}
 	s.Close()
-	<-done
 	return err
 }
 

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bufio"
 	"context"
 	"net"
 	"testing"
@@ -140,4 +141,37 @@ func TestShutdownBeforeServe(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, s.Serve(lis))
+}
+
+// A request over HTTP that does not end holds up no gRPC call: its connections are sent away at once.
+func TestShutdownOfBothEndpoints(t *testing.T) {
+	f := start(t, "http: {listen: '127.0.0.1:0', read_timeout: 1h}\n"+quiet)
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- f.ServeRoutes(lis) }()
+	slow, err := net.Dial("tcp", lis.Addr().String())
+	require.NoError(t, err)
+	defer slow.Close()
+	_, err = slow.Write([]byte("POST /internal/route HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 10\r\n\r\n"))
+	require.NoError(t, err)
+	line, err := bufio.NewReader(slow).ReadString('\n') // its body is being read
+	require.NoError(t, err)
+	require.Contains(t, line, "100 Continue")
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})
+	w.next()
+	ended := make(chan error, 1)
+	go func() { ended <- f.Shutdown(soon(t)) }()
+	require.Eventually(t, func() bool { // it takes no more gRPC connections
+		c, err := net.Dial("tcp", f.conn.Target())
+		if err == nil {
+			_ = c.Close()
+		}
+		return err != nil
+	}, 30*time.Second, 10*time.Millisecond)
+	require.Empty(t, ended)
+	_, err = slow.Write([]byte(`          `))
+	require.NoError(t, err)
+	require.NoError(t, <-ended)
+	require.NoError(t, <-served)
 }
