@@ -51,10 +51,12 @@ type deployment struct {
 	peers     *peers
 	ejected   []*member // members that are ejected or half-open, in their order
 	ejections uint64    // the version of the Router's ejections that ejected has
-	watchers  int
-	closed    bool
-	poller    *loadpoll.Poller // nil = load is not polled
-	unpolled  int64            // polls without an answer of pollers that have ended
+	// ejectedVersion counts the changes of ejected, with the clients that may probe.
+	ejectedVersion uint64
+	watchers       int
+	closed         bool
+	poller         *loadpoll.Poller // nil = load is not polled
+	unpolled       int64            // polls without an answer of pollers that have ended
 }
 
 // newDeployment returns a deployment without a config: it serves once a change is applied.

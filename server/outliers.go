@@ -70,8 +70,8 @@ func (d *deployment) judged(rt *router.Router) {
 // eject follows the Router's ejections. Called with mu held.
 func (d *deployment) eject(rt *router.Router, now time.Time) {
 	d.ejections = rt.Outliers().Version()
+	before, changed, view := d.ejected, false, rt.View()
 	d.ejected = nil
-	view := rt.View()
 	for _, m := range d.roster.order {
 		rep := view.ByID(m.ID)
 		state, cause := rt.Outliers().State(rt.Outlier(rep))
@@ -85,52 +85,81 @@ func (d *deployment) eject(rt *router.Router, now time.Time) {
 			m.ejection = e
 		}
 		if e.cause = cause; e.state != state {
-			e.state, e.probed = state, time.Time{}
+			e.state, e.probed, changed = state, time.Time{}, true
 		}
-		if state == outlier.HalfOpen {
-			e.passProbe(m, &d.balance.ledger, now, func(c *client) bool {
-				return rt.Outliers().Accuses(rt.Outlier(rep), c.principal)
-			})
+		if state == outlier.HalfOpen && e.passProbe(m, &d.balance.ledger, now, func(c *client) bool {
+			return rt.Outliers().Accuses(rt.Outlier(rep), c.principal)
+		}) {
+			changed = true
 		}
 		d.ejected = append(d.ejected, m)
 	}
+	if changed || !slices.EqualFunc(before, d.ejected, func(a, b *member) bool { return a.number == b.number }) {
+		d.ejectedVersion++
+	}
 }
 
-// passProbe gives the probe of a half-open member to the next client when the last one's time is over.
-func (e *ejection) passProbe(m *member, l *ledger, now time.Time, accuses func(*client) bool) {
+// passProbe gives the probe of a half-open member to the next client when the last one's time is over. It reports
+// whether the prober changes.
+func (e *ejection) passProbe(m *member, l *ledger, now time.Time, accuses func(*client) bool) bool {
 	if c := l.clients[e.prober]; c != nil && !c.ended {
 		took := now.Sub(e.probed)
 		if took < probeTime || took < probeMost && c.lines[m.number].ongoing > 0 {
-			return
+			return false
 		}
 	}
+	before := e.prober
 	e.prober, e.probed = l.nextProber(m.number, e.prober, accuses), now
+	return e.prober != before
 }
 
-// nextProber returns the client after last. Clients without requests on the replica come first: their reports show
-// whether they probe. Of those, the ones that accuse the replica come last; then the order is that of names.
+// nextProber returns the client after last, "" where there is none. Clients without requests on the replica come first:
+// their reports show whether they probe. Of those, the ones that accuse the replica come last; then the order is that of
+// names. O(clients).
 func (l *ledger) nextProber(number uint32, last string, accuses func(*client) bool) string {
-	var names []string
-	accusing := make(map[string]int)
-	for _, idle := range []bool{true, false} {
-		for id, c := range l.clients {
-			if !c.ended && (c.lines[number].ongoing == 0) == idle {
-				names = append(names, id)
-				if accuses(c) {
-					accusing[id] = 1
-				}
-			}
+	type place struct {
+		rank int // 2 with requests on the replica; 1 more for one that accuses it
+		id   string
+	}
+	order := func(a, b place) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.id, b.id)) }
+	placeOf := func(c *client) (p place) {
+		p.id = c.id
+		if c.lines[number].ongoing > 0 {
+			p.rank = 2
 		}
-		if len(names) > 0 {
-			slices.SortFunc(names, func(a, b string) int { return cmp.Or(accusing[a]-accusing[b], cmp.Compare(a, b)) })
-			return names[(slices.Index(names, last)+1)%len(names)]
+		if accuses(c) {
+			p.rank++
+		}
+		return p
+	}
+	var first, next, was place // of no client while the id is empty
+	if c := l.clients[last]; c != nil && !c.ended {
+		was = placeOf(c)
+	}
+	for _, c := range l.clients {
+		if c.ended {
+			continue
+		}
+		p := placeOf(c)
+		if first.id == "" || order(p, first) < 0 {
+			first = p
+		}
+		if was.id != "" && order(was, p) < 0 && (next.id == "" || order(p, next) < 0) {
+			next = p
 		}
 	}
-	return ""
+	if next.id == "" || next.rank/2 != first.rank/2 {
+		return first.id
+	}
+	return next.id
 }
 
 // outliersFor returns the outliers if they have changed for a watcher, else nil. Called with mu held.
 func (d *deployment) outliersFor(w *watcher) *warmpathv1.OutlierUpdate {
+	if w.outliers != nil && w.ejected == d.ejectedVersion {
+		return nil
+	}
+	w.ejected = d.ejectedVersion
 	u := new(warmpathv1.OutlierUpdate)
 	for _, m := range d.ejected {
 		u.Replicas = append(u.Replicas, &warmpathv1.Outlier{

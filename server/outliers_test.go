@@ -388,3 +388,23 @@ func TestProbersInOrder(t *testing.T) {
 	require.Equal(t, 100, asked)
 	require.Equal(t, "00", l.nextProber(1, "99", accuses))
 }
+
+// Ejections that have not changed cost nothing for each watcher, however many replicas are ejected.
+func TestUnchangedEjectionsCostNothing(t *testing.T) {
+	now := newClock()
+	d := deploy(t, parse(t, manyReplicas(1000)), "chat", now.now)
+	defer d.close()
+	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"}, "")
+	require.NoError(t, err)
+	rt := d.hosted.Load().router
+	for _, r := range rt.View().Replicas() {
+		rt.Outliers().Add(rt.Outlier(r), "", outlier.Counts{Failures: 5}, false)
+	}
+	d.tick(now.now())
+	news, _, _ := w.news()
+	require.Greater(t, len(news[0].GetOutliers().GetReplicas()), 100)
+	require.Less(t, testing.AllocsPerRun(10, func() {
+		news, _, _ := w.news()
+		require.Empty(t, news)
+	}), 20.0)
+}

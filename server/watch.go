@@ -74,6 +74,7 @@ type watcher struct {
 	routes               bool // reports of routes were requested
 	sent                 time.Time
 	outliers             *warmpathv1.OutlierUpdate // nil = none was sent
+	ejected              uint64                    // the ejectedVersion that outliers has
 }
 
 // watch opens an account for a client that begins to watch.
