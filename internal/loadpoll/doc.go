@@ -10,8 +10,8 @@
 //
 // # Complexity
 //
-// A goroutine for each replica; at most 64 polls are under way at once. Only the lines of a page with a known metric
-// are parsed.
+// A goroutine for each replica; at most 64 polls of replicas that answered last are under way at once, and as many of
+// others, so that replicas that hang do not hold up the rest. Only the lines of a page with a known metric are parsed.
 //
 // # Guarantees
 //

@@ -10,11 +10,13 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -251,4 +253,50 @@ func TestPollerAsksByGRPC(t *testing.T) {
 	require.Eventually(t, func() bool { return strings.Contains(p.Problems()["b"], fail.Error()) }, 10*time.Second, time.Millisecond)
 	p.Close()
 	close(conn.method)
+}
+
+// hangs is a connection of which one replica answers, and every other one hangs.
+type hangs struct {
+	grpc.ClientConnInterface
+	answers bool
+	hanging *atomic.Int64
+}
+
+func (h hangs) Invoke(ctx context.Context, _ string, _, answer any, _ ...grpc.CallOption) error {
+	if h.answers {
+		*answer.(*[]byte) = []byte{4<<3 | 2, 2, 2 << 3, 5} // loads: 5 requests run
+		return nil
+	}
+	h.hanging.Add(1)
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// Replicas that hang hold up no others, however many they are.
+func TestHangingReplicasHoldUpNoOther(t *testing.T) {
+	source, err := Parse("grpc:vllm", nil)
+	require.NoError(t, err)
+	var hanging, answers atomic.Int64
+	p := New(Options{
+		Source: source, Interval: time.Millisecond, Timeout: time.Hour,
+		Sleep: func(ctx context.Context, _ time.Duration) { runtime.Gosched() },
+		Connect: func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
+			return hangs{answers: id == "well", hanging: &hanging}, nil
+		},
+		Report: func(string, load.Report) { answers.Add(1) },
+	})
+	defer p.Close()
+	fleet := []policy.Attributes{member("well", "10.0.0.1:1")}
+	p.SetFleet(fleet)
+	more := func() bool {
+		was := answers.Load()
+		return assert.Eventually(t, func() bool { return answers.Load() > was+10 }, 30*time.Second, time.Millisecond)
+	}
+	require.True(t, more())
+	for i := range 4 * atOnce {
+		fleet = append(fleet, member(fmt.Sprint(i), "10.0.0.2:1"))
+	}
+	p.SetFleet(fleet)
+	require.Eventually(t, func() bool { return hanging.Load() == atOnce }, 30*time.Second, time.Millisecond)
+	require.True(t, more())
 }

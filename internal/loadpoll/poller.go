@@ -20,6 +20,7 @@ import (
 )
 
 const (
+	// atOnce bounds the polls under way of replicas that answered last, and those of all others.
 	atOnce     = 64
 	maxBackoff = 10 * time.Second
 )
@@ -42,7 +43,8 @@ type Options struct {
 type Poller struct {
 	o       Options
 	http    *http.Client
-	room    chan struct{}
+	room    chan struct{} // has the polls under way of replicas that answered last
+	doubt   chan struct{} // has those of all others, which may take the whole timeout
 	ctx     context.Context
 	stop    context.CancelFunc
 	running sync.WaitGroup
@@ -66,7 +68,10 @@ func New(o Options) *Poller {
 	if o.Sleep == nil {
 		o.Sleep = func(ctx context.Context, d time.Duration) { _ = pause.For(ctx, d) }
 	}
-	p := &Poller{o: o, http: newHTTPClient(), room: make(chan struct{}, atOnce), fleet: make(map[string]*polled)}
+	p := &Poller{
+		o: o, http: newHTTPClient(), fleet: make(map[string]*polled),
+		room: make(chan struct{}, atOnce), doubt: make(chan struct{}, atOnce),
+	}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	return p
 }
@@ -124,18 +129,18 @@ func (p *Poller) Close() {
 
 // follow polls one replica until the context ends, first after a part of the interval.
 func (p *Poller) follow(ctx context.Context, x *polled) {
-	wait := rand.N(p.o.Interval)
+	wait, room := rand.N(p.o.Interval), p.doubt
 	for failures := 0; ; {
 		p.o.Sleep(ctx, wait)
-		l, err := p.ask(ctx, x)
+		l, err := p.ask(ctx, x, room)
 		if ctx.Err() != nil {
 			return
 		}
 		if err == nil {
-			failures = 0
+			failures, room = 0, p.room
 			p.o.Report(x.id, l)
 		} else {
-			failures++
+			failures, room = failures+1, p.doubt
 			p.failed.Add(1)
 		}
 		p.note(x, err)
@@ -144,11 +149,11 @@ func (p *Poller) follow(ctx context.Context, x *polled) {
 	}
 }
 
-// ask polls once.
-func (p *Poller) ask(ctx context.Context, x *polled) (load.Report, error) {
+// ask polls once, as soon as there is room.
+func (p *Poller) ask(ctx context.Context, x *polled, room chan struct{}) (load.Report, error) {
 	select {
-	case p.room <- struct{}{}:
-		defer func() { <-p.room }()
+	case room <- struct{}{}:
+		defer func() { <-room }()
 	case <-ctx.Done():
 		return load.Report{}, ctx.Err()
 	}
