@@ -39,8 +39,6 @@ func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *p
 	}
 }
 
-var errBusy = errors.New("too many calls to replicas are under way")
-
 // probe asks a replica for its load unless that is under way, and returns whether the policy is to choose again.
 func (b *lb) probe(ctx context.Context, source loadprobe.Source, r *router.Router, rep *policy.Replica) bool {
 	h := hostOf(rep)
@@ -53,7 +51,7 @@ func (b *lb) probe(ctx context.Context, source loadprobe.Source, r *router.Route
 		case b.besides <- struct{}{}:
 			go b.ask(source, r, rep.ID, &h.probed)
 		default:
-			h.probed.End(time.Now(), errBusy)
+			h.probed.End(time.Now(), loadprobe.ErrNotMade)
 			b.handle().Telemetry.Count(ctx, telemetry.LoadPolls, r.Policy().Name, telemetry.CallDropped)
 		}
 	}

@@ -26,6 +26,7 @@ package loadprobe
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -120,14 +121,20 @@ func (s *State) Begin(now time.Time) (answered <-chan struct{}, asks bool) {
 	return s.answered, asks
 }
 
+// ErrNotMade is for [State.End]: the client did not make the probe, which shows nothing of the replica.
+var ErrNotMade = errors.New("too many calls to replicas are under way")
+
 // End ends a probe, and reports whether it is the first that fails.
 func (s *State) End(now time.Time, err error) (fails bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.answered)
-	s.answered, s.late = nil, now.Sub(s.begun) > MaxWait
-	if err == nil {
-		s.next, s.failures = now.Add(Fresh), 0
+	s.answered, s.next = nil, now.Add(Fresh)
+	if err == ErrNotMade {
+		return false
+	}
+	if s.late = now.Sub(s.begun) > MaxWait; err == nil {
+		s.failures = 0
 		return false
 	}
 	s.failures++

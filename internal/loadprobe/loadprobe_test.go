@@ -76,6 +76,22 @@ func TestFailures(t *testing.T) {
 	require.True(t, s.End(now, errors.New("again")), "the first after an answer")
 }
 
+// A probe that the client does not make is none of the replica's failures.
+func TestProbesThatAreNotMade(t *testing.T) {
+	s, now := new(State), time.Unix(1000, 0)
+	for range 5 {
+		_, asks := s.Begin(now)
+		require.True(t, asks)
+		require.False(t, s.End(now, ErrNotMade))
+		now = now.Add(Fresh)
+	}
+	_, _ = s.Begin(now)
+	require.True(t, s.End(now, errors.New("no such method")), "the first failure")
+	now = now.Add(Timeout)
+	_, asks := s.Begin(now)
+	require.True(t, asks)
+}
+
 // Replicas are asked until the policy chooses one again that has answered, and at most five.
 func TestBefore(t *testing.T) {
 	for _, tt := range []struct {
