@@ -68,7 +68,7 @@ func (c cacheOf) superblocks() int {
 
 // A lane is the superblocks of one rank on one tier.
 type lane struct {
-	number uint32 // of the replica in the broadcast; 0 = not broadcast
+	number uint32 // of the replica in the broadcast; 0 = not broadcast yet
 	held   map[uint64]link
 	routed bool   // predicted from routes, not reported by events
 	order  uint64 // given to a link last
@@ -224,10 +224,7 @@ func (x *index) makeVersion(number func(id string) uint32) {
 	for k, l := range x.lanes {
 		switch n := number(k.replica); {
 		case n == 0:
-			l.number = 0 // watchers drop it with the replica
-			if len(l.held) == 0 {
-				delete(x.lanes, k)
-			}
+			delete(x.lanes, k) // watchers drop it with the replica
 		case n != l.number:
 			l.number = n
 			next.changes = append(next.changes, l.whole(k)...)
@@ -315,15 +312,12 @@ func (x *index) since(version uint64, number func(id string) uint32) []*warmpath
 	return all
 }
 
-// whole is a snapshot, in messages of bounded size.
+// whole is a snapshot of a version that was just made, in messages of bounded size.
 func (x *index) whole() []*warmpathv1.IndexUpdate {
 	u := &warmpathv1.IndexUpdate{Snapshot: true}
 	var all []*warmpathv1.IndexUpdate
 	hashes := 0
 	for k, l := range x.lanes {
-		if l.number == 0 {
-			continue
-		}
 		for _, c := range l.whole(k) {
 			u.Changes = append(u.Changes, c)
 			if hashes += sizeOf(c); hashes >= maxChunk {

@@ -41,6 +41,16 @@ func (c caches) apply(updates []*warmpathv1.IndexUpdate) (version uint64) {
 	return version
 }
 
+// held are the lanes of a replica.
+func (x *index) held(id string) (all []laneKey) {
+	for k := range x.lanes {
+		if k.replica == id {
+			all = append(all, k)
+		}
+	}
+	return all
+}
+
 // known leaves out what holds nothing, and replicas that have left.
 func (c caches) known(member func(uint32) bool) caches {
 	all := maps.Clone(c)
@@ -90,12 +100,15 @@ func TestIndexTellsWhatIsHeld(t *testing.T) {
 		truth[id].apply([]*warmpathv1.IndexUpdate{{Changes: []*warmpathv1.CacheChange{{
 			Rank: uint32(c.Rank), Tier: warmpathv1.CacheTier(c.Tier) + 1, Cleared: c.Cleared, Removed: c.Removed, Stored: c.Stored,
 		}}}})
-		if rng.IntN(40) == 0 { // a replica leaves, or comes back under another number
+		if rng.IntN(40) == 0 { // a replica leaves, or comes back under another number after an interval
 			if numbers[id] != 0 {
 				delete(numbers, id)
 			} else {
+				x.flush(number)
+				require.Empty(t, x.held(id))
 				last++
 				numbers[id] = last
+				delete(truth, id)
 			}
 		}
 		k := &clients[rng.IntN(len(clients))]

@@ -354,6 +354,13 @@ func TestClusterFollowsEventsOnce(t *testing.T) {
 	c.ticks(25)
 	followers()
 	require.Equal(t, 12, c.servers[0].hosted.Load().index.size())
+	for _, d := range c.servers {
+		d.update(func(x *sources) bool { x.config.Replicas = x.config.Replicas[:1]; return true })
+	}
+	c.ticks(1)
+	for _, d := range c.servers {
+		require.Equal(t, 4, d.hosted.Load().index.size(), "nothing is kept of replicas that have left")
+	}
 }
 
 // Routes that a server's clients report, or that it picks, are in every server's prediction.
