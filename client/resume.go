@@ -19,6 +19,9 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 		return true
 	}
 	header, _ := k.at.cs.Header()
+	if k.at.cancel != nil { // its output may be of no use, and go on
+		k.at.cancel()
+	}
 	for {
 		msg, way := k.resume.Next(broken, &k.options)
 		if msg == nil {

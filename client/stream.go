@@ -62,10 +62,9 @@ type core struct {
 	options call.Options
 	once    sync.Once // end
 
-	// answered is set from the first response message on; usage is whether messages may carry token counts. RecvMsg alone
-	// uses both.
+	// answered is set from the first response message of an attempt on; usage is whether messages may carry token counts.
+	// RecvMsg alone uses both.
 	answered, usage bool
-	resume          *call.Resume // nil = the stream does not go on elsewhere; set before the first message
 
 	// mu guards the fields below. Nothing waits under it.
 	mu      sync.Mutex
@@ -77,6 +76,9 @@ type core struct {
 	has     bool  // there is a msg; it may be nil
 	closed  bool  // CloseSend was called
 	ending  *ending
+	// resume is what a stream needs that may go on elsewhere; nil = it does not. After the first message it stays, and
+	// RecvMsg reads it without mu.
+	resume *call.Resume
 }
 
 // ending is what Context returned before the stream was open; nil = nothing.
@@ -144,19 +146,24 @@ func (s *clientStream) RecvMsg(m any) error {
 	defer runtime.KeepAlive(s)
 	k := s.core
 	if !k.answered {
-		if err := k.first(grpc.ClientStream.RecvMsg, m); err != nil {
+		if prefilled, err := k.first(grpc.ClientStream.RecvMsg, m); err != nil || prefilled {
 			return err
 		}
 		k.answered, k.usage = true, k.call.FirstMessage()
 	} else if err := k.at.cs.RecvMsg(m); err != nil && (k.resume == nil || k.elsewhere(m, &err)) {
-		if !k.options.Proxied {
-			runtime.SetFinalizer(s, nil)
-		}
-		k.end(err)
-		return err
+		return s.ends(err)
 	}
-	if k.resume != nil && !k.resume.Received(m) {
-		return s.RecvMsg(m)
+	if k.resume != nil {
+		deliver, err := k.resume.Received(m)
+		if err != nil {
+			if k.elsewhere(m, &err) {
+				return s.ends(err)
+			}
+			deliver, _ = k.resume.Received(m)
+		}
+		if !deliver {
+			return s.RecvMsg(m)
+		}
 	}
 	if k.usage {
 		k.call.ReadUsage(m)
@@ -167,12 +174,21 @@ func (s *clientStream) RecvMsg(m any) error {
 	return nil
 }
 
+// ends ends the call with what its last attempt ended with.
+func (s *clientStream) ends(err error) error {
+	if !s.core.options.Proxied {
+		runtime.SetFinalizer(s, nil)
+	}
+	s.core.end(err)
+	return err
+}
+
 // Header returns the header of the first attempt that has one, or of the one that the call ended with. Where there is
 // none it returns nothing, as gRPC does, and RecvMsg returns the status.
 func (s *clientStream) Header() (md metadata.MD, _ error) {
 	defer runtime.KeepAlive(s)
 	k := s.core
-	err := k.first(func(cs grpc.ClientStream, _ any) (err error) {
+	_, err := k.first(func(cs grpc.ClientStream, _ any) (err error) {
 		if md, err = cs.Header(); err == nil && md == nil {
 			err = k.call.Attempts.LastError() // the attempt has ended
 		}
@@ -251,8 +267,11 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 		}
 		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.options.Attempts...)
 		if err == nil && k.has {
-			if k.resume = k.call.Resume; k.resume != nil {
-				k.resume.Keep(k.msg)
+			if resume := k.call.Resume; resume != nil {
+				resume.Keep(k.msg)
+				k.mu.Lock()
+				k.resume = resume
+				k.mu.Unlock()
 			}
 			err = at.cs.SendMsg(k.msg)
 		}
@@ -321,11 +340,16 @@ func (k *core) wait() (attempt, error) {
 }
 
 // first has receive wait for something of an attempt's answer, with m, for one attempt after the other until it returns
-// nil, which settles the call on the attempt. Its error is that of the call, which has ended.
-func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) error {
+// nil, which settles the call on the attempt. prefilled: m is a prefill leg's first token, and the attempt goes on. The
+// error is that of the call, which has ended.
+func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) (prefilled bool, err error) {
 	k.mu.Lock()
 	at, err := k.wait()
+	resume := k.resume
 	k.mu.Unlock()
+	if err == nil && at.way.Split && m != nil && resume != nil && resume.Prefilled(m) {
+		return true, nil
+	}
 	for err == nil {
 		switch {
 		case at.drained != nil:
@@ -339,12 +363,12 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) err
 			err = k.arrived(at)
 		}
 		if err == nil && k.settle(at) {
-			return nil
+			return false, nil
 		}
 		at, err = k.next(at, err)
 	}
 	k.end(err)
-	return err
+	return false, err
 }
 
 // await runs receive for an attempt with a limit. Where nothing comes within it, and another replica can take the

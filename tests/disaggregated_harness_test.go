@@ -98,11 +98,16 @@ func kvSendUnary(ctx context.Context, cc *grpc.ClientConn, id string, prompt []u
 	return m.GetOutputs().GetTokenIds(), 1, nil
 }
 
+func kvEngineRequest(id string, prompt []uint32, output int) *enginepb.GenerateRequest {
+	return &enginepb.GenerateRequest{
+		RequestId: id, Stream: true,
+		SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(uint32(output)), Temperature: proto.Float32(0)},
+		Input:          &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: prompt}},
+	}
+}
+
 func kvSendEngine(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
-	stream, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, &enginepb.GenerateRequest{
-		RequestId: id, Stream: true, SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(uint32(output))},
-		Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: prompt}},
-	})
+	stream, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, kvEngineRequest(id, prompt, output))
 	return kvReceive(stream, err, func(m *enginepb.GenerateResponse) []uint32 { return m.GetChunk().GetTokenIds() })
 }
 

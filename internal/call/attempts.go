@@ -157,7 +157,9 @@ func (a *Attempts) next() {
 	defer c.mu.Unlock()
 	c.reserved.drop(&c.key.request)
 	c.complete()
-	c.outcome.result.Usage = policy.NoUsage
+	if !c.begun {
+		c.outcome.result.Usage = policy.NoUsage
+	}
 	c.repeats = 0
 	if c.late {
 		c.late, c.outrun = false, c.outcome.last.Replica

@@ -64,6 +64,7 @@ type Call struct {
 	dropped  bool  // the application has dropped the stream
 	leg      bool  // it is the prefill leg of another Call
 	split    bool  // an attempt was sent in two legs
+	begun    bool  // the application has the first token of a prefill leg: the usage is that of all attempts
 	pending  bool  // the outcome is still to be reported
 	repeats  int8  // attempts that were sent and repeated inside one pass of the retry loop, up to 2
 	resumed  int8  // attempts that went on with a stream whose replica died
@@ -330,7 +331,8 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 		app = nil // it cannot be distinguished from the attempt's
 	}
 	b.Telemetry.Decided(ctx, app, b.Policy, q, d)
-	if b.Resumes && q.Answer == state.AnswerMessage && c.Resume == nil {
+	sequential := c.legs != nil && !c.leg && c.legs.kv.Sequential()
+	if (b.Resumes || sequential) && q.Answer == state.AnswerMessage && c.Resume == nil {
 		c.Resume = &Resume{call: c}
 	}
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && !keyless(q.Method) {

@@ -41,10 +41,12 @@ func TestKeepIsBounded(t *testing.T) {
 	}
 	require.Greater(t, h.resumable.Load(), int64(maxKeptAll-1<<20))
 	for _, r := range all {
-		require.True(t, r.Received(&enginepb.GenerateResponse{}))
+		deliver, err := r.Received(&enginepb.GenerateResponse{})
+		require.True(t, deliver && err == nil)
 		r.forget()
 		r.forget()
-		require.True(t, r.Received(&enginepb.GenerateResponse{}))
+		deliver, err = r.Received(&enginepb.GenerateResponse{})
+		require.True(t, deliver && err == nil)
 		next, _ := r.Next(nil, nil)
 		require.Nil(t, next)
 	}

@@ -125,7 +125,8 @@ func (s *schema) declare(file *descriptorpb.FileDescriptorProto, oneof []int32) 
 				Options: &descriptorpb.MessageOptions{MapEntry: proto.Bool(true)},
 			})
 		}
-		if f.typ == descriptorpb.FieldDescriptorProto_TYPE_BOOL { // optional: false can be set
+		switch f.typ {
+		case descriptorpb.FieldDescriptorProto_TYPE_BOOL, descriptorpb.FieldDescriptorProto_TYPE_FLOAT: // optional: zero can be set
 			fd.Proto3Optional, fd.OneofIndex = proto.Bool(true), proto.Int32(int32(len(m.OneofDecl)))
 			m.OneofDecl = append(m.OneofDecl, &descriptorpb.OneofDescriptorProto{Name: proto.String("_" + f.name)})
 		}

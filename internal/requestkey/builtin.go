@@ -88,7 +88,7 @@ var builtin = []dialect.Dialect{
 		Media: &dialect.Media{Path: "7", ID: "6[]", Offset: "5[].1"}, Abort: "/vllm.grpc.engine.VllmEngine/Abort",
 		KV: &dialect.KV{
 			Params: "8|6", Sequences: "4.15", Answer: "2.12", DrainDecode: true,
-			Prefill: legFields{"4.8": "1", "4.9": "1", "5": "0", "8": `{"do_remote_decode":true}`},
+			Prefill: legFields{"4.8": "1", "4.9": "1", "8": `{"do_remote_decode":true}`},
 			Decode:  legFields{"8": "$answer"},
 			Engine:  mooncake,
 		},

@@ -103,14 +103,6 @@ func TestLegs(t *testing.T) {
 	}
 }
 
-// The prefill leg of VllmEngine answers in one message, whatever the application asked for.
-func TestLegsDoNotStream(t *testing.T) {
-	m := mustTable(t).Lookup("/vllm.grpc.engine.VllmEngine/Generate")
-	for _, engine := range []string{"", "e"} {
-		require.Contains(t, string(m.Legs().For(engine).PatchPrefill(nil, &bootstrapServer)), "\x28\x00", "field 5 = 0")
-	}
-}
-
 // A request of several prompts or outputs is not split, nor one of a method without legs.
 func TestNotSplit(t *testing.T) {
 	table := mustTable(t)

@@ -27,6 +27,9 @@ type outputForm struct {
 	stop   string // in the request: token ids that end the output
 	all    string // the ids of an output that comes in one message
 	anew   string // in the request: set where nothing cached is to be used
+	// temperature is in the request: 0 makes the output greedy. sampled: so is not an output without it.
+	temperature string
+	sampled     bool
 	// allowed are the fields that a request may have besides its key, its prompt and its bound: those that mean the same
 	// for the rest of the output. Others keep the request from going on elsewhere: a seed, several outputs, structured
 	// output, stop strings, a least number of tokens, penalties of the output alone, log probabilities of the prompt.
@@ -40,10 +43,12 @@ type outputForm struct {
 var outputForms = map[string]*outputForm{
 	"/vllm.Generate/Generate": {
 		tokens: "2.4", text: "2.2", mute: "9.4", final: "2.8", total: "2.8.1", once: "1", stop: "8.3", one: "6.1", anew: "10.1",
-		allowed: "5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12", shapes: "6.5|7.1|7.2|7.6|8.2|8.4",
+		temperature: "5",
+		allowed:     "5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12", shapes: "6.5|7.1|7.2|7.6|8.2|8.4",
 	},
 	"/vllm.grpc.engine.VllmEngine/Generate": {
 		tokens: "1.1", final: "2", stop: "4.11", one: "4.15", all: "2.1",
+		temperature: "4.1", sampled: true,
 		allowed: "2.1|4.1|4.2|4.3|4.4|4.7|4.12|4.13|4.14|4.22|4.26|5",
 		shapes:  "4.5|4.6|4.9|4.10|4.16|4.17|4.18|4.19|4.20|4.21",
 	},
@@ -59,7 +64,7 @@ var outputForms = map[string]*outputForm{
 
 // outputPlaces are a form that is compiled.
 type outputPlaces struct {
-	tokens, text, mute, final, total, once, whole, stop, all, anew []path
+	tokens, text, mute, final, total, once, whole, stop, all, anew, temperature []path
 
 	request, turn fieldSet // what a request may have that goes on elsewhere, and one whose turn is kept
 }
@@ -77,7 +82,7 @@ func (m *Method) compileOutput() {
 	o := &outputPlaces{
 		tokens: known(f.tokens), text: known(f.text), mute: known(f.mute), final: known(f.final), total: known(f.total),
 		once: known(f.once), whole: known(f.whole), stop: known(f.stop), all: known(f.all), anew: known(f.anew),
-		request: make(fieldSet),
+		temperature: known(f.temperature), request: make(fieldSet),
 	}
 	for _, field := range strings.Split(f.one, "|") {
 		o.request[field] = false
@@ -115,6 +120,7 @@ type Output struct {
 	text    bool          // messages have text
 	held    bool          // text of the last ids is held back
 	ended   bool          // the last message has come
+	prefill prefillToken  // zero = the first token comes with the others
 	lost    bool          // the messages do not have what another attempt needs
 }
 
@@ -122,11 +128,14 @@ type Output struct {
 const maxOutput = 1 << 17
 
 // Output begins the output of a request. It is nil for one that cannot go on elsewhere, and for one larger than a limit
-// in bytes. The size is the most that it keeps.
-func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int) {
+// in bytes. The size is the most that it keeps. split: a prefill leg may have its first token.
+func (m *Method) Output(request any, limit int, split bool, ends *Ends) (o *Output, size int) {
 	defer harmless()
 	msg, typed := request.(proto.Message)
-	if m.output == nil || !m.dialect.Resume || !typed {
+	if m.output == nil || !typed {
+		return nil, 0
+	}
+	if split = split && m.output.greedy(msg, m.form.sampled); !split && !m.dialect.Resume {
 		return nil, 0
 	}
 	bound, size := m.MaxTokens(request), proto.Size(msg)
@@ -135,6 +144,7 @@ func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int
 		return nil, 0
 	}
 	o = &Output{method: m, ends: ends, request: proto.Clone(msg), bound: bound, text: len(m.output.text) > 0}
+	o.prefill.wanted = split && bound > 1
 	if in, fd := first(m.output.mute, msg.ProtoReflect()); in != nil && !in.Get(fd).Bool() {
 		o.text = false
 	}
@@ -200,6 +210,9 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 		ids = idsOf(in, fd)
 	}
 	final, _ := first(p.final, m)
+	if o.prefill.given {
+		return o.repeats(typed, ids, final != nil)
+	}
 	if o.moved {
 		if o.whole(typed); proto.Size(typed) == 0 {
 			return false, false
@@ -292,7 +305,7 @@ func (o *Output) Next() proto.Message {
 	if merge.Unmarshal(patch, next) != nil {
 		return nil
 	}
-	o.before, o.again, o.moved = n, repeats, true
+	o.before, o.again, o.moved, o.prefill = n, repeats, true, prefillToken{}
 	return next
 }
 

@@ -13,6 +13,7 @@ type legs struct {
 	stage   stage
 	prefill router.Reservation  // that of the decode leg is the flight's own
 	work    enginesim.Request   // the whole request
+	first   time.Duration       // the application has the prefill leg's token; 0 = it waits for the decode leg's
 	held    *enginesim.Sequence // the prefill leg, which holds its KV until that has moved
 }
 
@@ -36,7 +37,7 @@ func (r *run) role(i int) string {
 	return ""
 }
 
-// prefill gives the prefill leg to its engine: the whole prompt, and one token of output, which is not used.
+// prefill gives the prefill leg to its engine: the whole prompt, and one token of output.
 func (r *run) prefill(f *flight, work enginesim.Request) {
 	d, s := &f.legs.prefill.Decision, f.sample
 	s.Replica, s.Reason = d.Replica.ID, d.Reason
@@ -53,6 +54,9 @@ func (r *run) handOver(f *flight, seq *enginesim.Sequence) {
 	res, s, l := seq.Result(), f.sample, &f.legs
 	s.Cached, s.Computed = res.CachedTokens, res.ComputedTokens
 	l.stage, l.held = decoding, seq
+	if r.Greedy {
+		l.first = r.now
+	}
 	r.moving++
 	l.prefill.Release()
 	f.router.Complete(&f.req, l.prefill.Decision, policy.Outcome{

@@ -83,6 +83,8 @@ func (x *TokenizedInput) GetInputIds() []uint32 {
 // SamplingParams says how to generate.
 type SamplingParams struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
+	// How random the output is; 0 means greedy, unset 1. The simulated output does not depend on it.
+	Temperature *float32 `protobuf:"fixed32,1,opt,name=temperature,proto3,oneof" json:"temperature,omitempty"`
 	// Most tokens to generate; unset means 16.
 	MaxTokens     *uint32 `protobuf:"varint,8,opt,name=max_tokens,json=maxTokens,proto3,oneof" json:"max_tokens,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -117,6 +119,13 @@ func (x *SamplingParams) ProtoReflect() protoreflect.Message {
 // Deprecated: Use SamplingParams.ProtoReflect.Descriptor instead.
 func (*SamplingParams) Descriptor() ([]byte, []int) {
 	return file_vllm_grpc_engine_vllm_engine_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SamplingParams) GetTemperature() float32 {
+	if x != nil && x.Temperature != nil {
+		return *x.Temperature
+	}
+	return 0
 }
 
 func (x *SamplingParams) GetMaxTokens() uint32 {
@@ -1225,10 +1234,12 @@ const file_vllm_grpc_engine_vllm_engine_proto_rawDesc = "" +
 	"\"vllm/grpc/engine/vllm_engine.proto\x12\x10vllm.grpc.engine\x1a\x1csmg/grpc/common/common.proto\"R\n" +
 	"\x0eTokenizedInput\x12#\n" +
 	"\roriginal_text\x18\x01 \x01(\tR\foriginalText\x12\x1b\n" +
-	"\tinput_ids\x18\x02 \x03(\rR\binputIds\"C\n" +
-	"\x0eSamplingParams\x12\"\n" +
+	"\tinput_ids\x18\x02 \x03(\rR\binputIds\"z\n" +
+	"\x0eSamplingParams\x12%\n" +
+	"\vtemperature\x18\x01 \x01(\x02H\x00R\vtemperature\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"max_tokens\x18\b \x01(\rH\x00R\tmaxTokens\x88\x01\x01B\r\n" +
+	"max_tokens\x18\b \x01(\rH\x01R\tmaxTokens\x88\x01\x01B\x0e\n" +
+	"\f_temperatureB\r\n" +
 	"\v_max_tokens\"\x96\x03\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
