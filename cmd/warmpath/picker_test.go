@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
+	"fmt"
 	"regexp"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
@@ -44,5 +47,32 @@ func TestServePicks(t *testing.T) {
 		code, _, said := command(t, append([]string{"serve", "--check", "--config", path}, args...)...)
 		require.Equal(t, exitUsage, code)
 		require.Contains(t, said, wrong)
+	}
+}
+
+// Gateways dial with TLS that they do not verify, or without. A server with TLS takes no other connections.
+func TestServePicksWithTLS(t *testing.T) {
+	cert, key := selfSigned(t, "server")
+	verified, err := credentials.NewClientTLSFromFile(cert, "")
+	require.NoError(t, err)
+	clients := map[string]credentials.TransportCredentials{
+		"plaintext": insecure.NewCredentials(), "verified": verified,
+		"not verified": credentials.NewTLS(&tls.Config{InsecureSkipVerify: true}),
+	}
+	for config, refused := range map[string]string{
+		"": "verified",
+		fmt.Sprintf("tls: {cert: %s, key: %s}\n", cert, key): "plaintext",
+	} {
+		_, log := servingWith(t, "--ext-proc", "127.0.0.1:0", "--config",
+			file(t, "server.yaml", config+"listen: 127.0.0.1:0\ndeployments: {chat: {register: true}}"))
+		address := regexp.MustCompile(`picks endpoints for gateways on (\S+)`).FindStringSubmatch(log.String())
+		require.Len(t, address, 2, "%s", log)
+		for name, c := range clients {
+			conn, err := grpc.NewClient(address[1], grpc.WithTransportCredentials(c))
+			require.NoError(t, err)
+			_, err = healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{Service: "liveness"})
+			require.Equal(t, name == refused, err != nil, "%q %s: %v", config, name, err)
+			require.NoError(t, conn.Close())
+		}
 	}
 }

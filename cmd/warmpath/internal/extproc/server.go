@@ -57,7 +57,8 @@ const (
 func New(host endpoint.Host, o Options) *Server {
 	o.MaxBody, o.MaxHeld = cmp.Or(o.MaxBody, 1<<20), cmp.Or(o.MaxHeld, 64<<20)
 	s := &Server{host: host, options: o, ballast: make([]byte, ballast)}
-	s.grpc = grpc.NewServer(append(host.ServerOptions(),
+	own := append([]grpc.ServerOption{grpc.Creds(newEitherTLS())}, host.ServerOptions()...) // with TLS it has its own
+	s.grpc = grpc.NewServer(append(own,
 		grpc.MaxRecvMsgSize(maxMessage),
 		grpc.StaticStreamWindowSize(window), grpc.StaticConnWindowSize(16*window),
 		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}),
