@@ -1,6 +1,7 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -106,30 +107,30 @@ func (n *refusals) attempt(ctx context.Context, err error) {
 	}
 }
 
-// follow keeps a store the same as a collection until the context ends. Lists, watches, bookmarks, 410 and tokens
-// that rotate are client-go's.
-func (c *cluster) follow(ctx context.Context, what collection, store interface {
-	cache.ReflectorStore
-	tried(error)
-}) {
+// follow keeps a store the same as a collection until the context ends, and reports the result of each attempt. Lists,
+// watches, bookmarks, 410 and tokens that rotate are client-go's.
+func (c *cluster) follow(ctx context.Context, what collection, store cache.ReflectorStore, report func(error)) {
 	direct, err := c.direct(what)
 	if err != nil {
-		store.tried(err)
+		report(err)
 		return
 	}
 	var refused refusals
-	observed := &cache.ListWatch{}
-	observed.ListWithContextFunc = func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-		list, err := direct.ListWithContext(ctx, o)
-		store.tried(err)
+	tried := func(err error) {
+		report(err)
 		refused.attempt(ctx, err)
-		return list, err
 	}
-	observed.WatchFuncWithContext = func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-		w, err := direct.WatchWithContext(ctx, o)
-		store.tried(err)
-		refused.attempt(ctx, err)
-		return w, err
+	observed := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := direct.ListWithContext(ctx, o)
+			tried(err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := direct.WatchWithContext(ctx, o)
+			tried(err)
+			return w, err
+		},
 	}
 	silent, backoff := logr.Discard(), retry // failures are logged by the source
 	options := cache.ReflectorOptions{Logger: &silent, Backoff: &backoff}
@@ -170,10 +171,37 @@ func (c *cluster) direct(what collection) (*cache.ListWatch, error) {
 		func(o *metav1.ListOptions) { o.LabelSelector = what.labels }), nil
 }
 
+// A follower follows collections until the context ends. One goroutine uses it.
+type follower struct {
+	*cluster
+	ctx     context.Context
+	wake    chan struct{} // after each change; has room for one
+	running sync.WaitGroup
+	states  []func() (synced bool, err error) // of the collections
+}
+
+// following returns the objects of one more collection.
+func following[T metav1.Object](f *follower, what collection) *objects[T] {
+	o := newObjects[T](f.wake)
+	f.states = append(f.states, o.state)
+	f.running.Go(func() { f.follow(f.ctx, what, o, o.tried) })
+	return o
+}
+
+// state returns whether all collections were listed, and the first error among their last attempts.
+func (f *follower) state() (known bool, err error) {
+	known = true
+	for _, state := range f.states {
+		synced, failed := state()
+		known, err = known && synced, cmp.Or(err, failed)
+	}
+	return known, err
+}
+
 // objects are those of a collection. They wake their follower after each change. A list replaces all of them at once.
 type objects[T metav1.Object] struct {
 	cache.Store
-	wake chan<- struct{} // has room for one
+	wake chan<- struct{}
 
 	mu     sync.Mutex // guards what follows
 	synced bool       // there was a list
@@ -184,16 +212,20 @@ func newObjects[T metav1.Object](wake chan<- struct{}) *objects[T] {
 	return &objects[T]{Store: cache.NewStore(cache.MetaNamespaceKeyFunc, cache.WithTransformer(trim)), wake: wake}
 }
 
-// now returns the objects, in the order of their names, whether there was a list, and what the last attempt ended with.
-func (o *objects[T]) now() (all []T, synced bool, err error) {
-	o.mu.Lock()
-	synced, err = o.synced, o.err
-	o.mu.Unlock()
+// all returns the objects, in the order of their names.
+func (o *objects[T]) all() (all []T) {
 	for _, x := range o.List() {
 		all = append(all, x.(T))
 	}
 	slices.SortFunc(all, func(a, b T) int { return strings.Compare(a.GetName(), b.GetName()) })
-	return all, synced, err
+	return all
+}
+
+// state returns whether there was a list, and what the last attempt ended with.
+func (o *objects[T]) state() (synced bool, err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.synced, o.err
 }
 
 // tried takes the result of an attempt to list or to watch.

@@ -2,17 +2,14 @@ package kubernetes
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"net/url"
 	"slices"
-	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-
-	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // An inferencePool is a target's pool.
@@ -30,44 +27,23 @@ func parsePool(u url.URL) (query, error) {
 	return inferencePool{name, namespace}, nil
 }
 
-// follow follows the pools and the pods of the namespace. All pods: a Role cannot grant less, and a pool that selects
+// begin follows the pools and the pods of the namespace. All pods: a Role cannot grant less, and a pool that selects
 // others has them at once.
-func (q inferencePool) follow(ctx context.Context, c *cluster, publish func([]policy.Attributes, error)) {
-	q.namespace = cmp.Or(q.namespace, c.namespace)
-	wake := make(chan struct{}, 1)
-	pools, pods := newObjects[*unstructured.Unstructured](wake), newObjects[*corev1.Pod](wake)
-	var following sync.WaitGroup
-	defer following.Wait()
-	following.Go(func() {
-		c.follow(ctx, collection{
-			group: poolVersion, resource: "inferencepools", example: &unstructured.Unstructured{}, namespace: q.namespace,
-		}, pools)
+func (q inferencePool) begin(f *follower) func(time.Time) reading {
+	q.namespace = cmp.Or(q.namespace, f.namespace)
+	pools := following[*unstructured.Unstructured](f, collection{
+		group: poolVersion, resource: "inferencepools", example: &unstructured.Unstructured{}, namespace: q.namespace,
 	})
-	following.Go(func() {
-		c.follow(ctx, podsOf(q.namespace, ""), pods)
-	})
-	var wrong complaints
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-wake:
+	pods := following[*corev1.Pod](f, podsOf(q.namespace, ""))
+	return func(time.Time) (r reading) {
+		all := pools.all()
+		at := slices.IndexFunc(all, func(p *unstructured.Unstructured) bool { return p.GetName() == q.name })
+		if at < 0 {
+			r.err = fmt.Errorf("there is no InferencePool %s in namespace %s", q.name, q.namespace)
+			return r
 		}
-		allPools, poolsKnown, poolsErr := pools.now()
-		allPods, podsKnown, podsErr := pods.now()
-		failed := cmp.Or(poolsErr, podsErr)
-		known := poolsKnown && podsKnown
-		at := slices.IndexFunc(allPools, func(p *unstructured.Unstructured) bool { return p.GetName() == q.name })
-		switch {
-		case known && at >= 0:
-			fleet, complaints := poolOf(allPools[at]).replicas(allPods)
-			wrong.log(c.log, complaints)
-			publish(fleet, failed)
-		case failed != nil:
-			publish(nil, failed)
-		case known:
-			publish(nil, fmt.Errorf("there is no InferencePool %s in namespace %s", q.name, q.namespace))
-		}
+		r.fleet, r.wrong = poolOf(all[at]).replicas(pods.all())
+		return r
 	}
 }
 

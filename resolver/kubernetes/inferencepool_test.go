@@ -138,8 +138,9 @@ func TestPoolComesAndGoes(t *testing.T) {
 	o.fleet(t, "a:8000")
 	l.patch(l.pools()+"/chat", `{"spec": {"selector": {"matchLabels": {"app": "code"}}}}`)
 	o.fleet(t, "b:8000")
-	l.patch(l.pools()+"/chat", `{"spec": {"targetPorts": [{"number": 8001}, {"number": 8002}]}}`)
-	o.fleet(t, "b:8001", "b:8002")
+	l.patch(l.pools()+"/chat", `{"spec": {"targetPorts": [{"number": 8001}, {"number": 8002}, {"number": 8003},
+		{"number": 8004}, {"number": 8005}, {"number": 8006}, {"number": 8007}, {"number": 8008}]}}`)
+	o.fleet(t, "b:8001", "b:8002", "b:8003", "b:8004", "b:8005", "b:8006", "b:8007", "b:8008")
 
 	n := len(o.all())
 	l.do(http.MethodDelete, l.pools()+"/chat", "", "")

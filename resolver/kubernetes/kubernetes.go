@@ -1,13 +1,13 @@
 // Package kubernetes resolves dial targets that name a Service or an InferencePool of Kubernetes:
 //
-//	warmpath-kubernetes:///chat.inference:grpc     service.namespace:port, the port by its name
+//	warmpath-kubernetes:///chat.inference:grpc     service.namespace:port, by the name of the Service's port
 //	warmpath-kubernetes:///chat:50051              in the pod's own namespace
 //	warmpath-kubernetes:///chat:grpc?pods=app=chat with what the pods declare that the selector selects
 //	warmpath-inferencepool:///pool.inference       the pods that the pool selects, each of its ports one replica
 //
 // Importing it registers the schemes, for clients and for the target of a look-aside server. A number is a port of the
-// pods, not of the Service. In a pod the API server is reached with the service account, elsewhere with a kubeconfig
-// (KUBECONFIG, ~/.kube/config). A Service wants this Role, with pods beside endpointslices where ?pods= is used:
+// pods: that of the Service may be another. In a pod the API server is reached with the service account, elsewhere with
+// a kubeconfig (KUBECONFIG, ~/.kube/config). A Service wants this Role, with pods beside endpointslices where ?pods= is used:
 //
 //	apiVersion: rbac.authorization.k8s.io/v1
 //	kind: Role

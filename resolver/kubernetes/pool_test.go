@@ -243,9 +243,8 @@ func TestPodsAreTrimmed(t *testing.T) {
 	}
 	require.NoError(t, pods.Replace([]any{whole("a")}, "1"))
 	require.NoError(t, pods.Add(whole("b")))
-	all, _, _ := pods.now()
 	want := func(p *corev1.Pod) { p.Spec.NodeName = "n1" }
-	require.Equal(t, []*corev1.Pod{aPod("a", "10.0.0.1", want), aPod("b", "10.0.0.1", want)}, all)
+	require.Equal(t, []*corev1.Pod{aPod("a", "10.0.0.1", want), aPod("b", "10.0.0.1", want)}, pods.all())
 }
 
 // Whatever a pod declares, its replicas are such as a fleet file may have.

@@ -2,13 +2,11 @@ package kubernetes
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -21,7 +19,7 @@ import (
 // A service is a target's Service and port.
 type service struct {
 	name, namespace string // namespace "" = the pod's own
-	port            string // number or name
+	port            string // the pods' number, or the name of the Service's
 	pods            string // selector of the pods whose declarations count; "" = they do not
 }
 
@@ -44,7 +42,11 @@ func parseService(u url.URL) (query, error) {
 		err = errors.New("want ?pods=SELECTOR or no query")
 	}
 	if n, wrong := strconv.Atoi(port); port == "" || wrong == nil && (n < 1 || n > 65535) {
-		err = fmt.Errorf("want a port of the pods, by number or by name, like %s:///%s:grpc", u.Scheme, name)
+		err = fmt.Errorf("want the number of a port of the pods, or the name of the Service's, like %s:///%s:grpc",
+			u.Scheme, name)
+	}
+	if strings.Contains(name, ".") {
+		err = fmt.Errorf("want service.namespace, not a DNS name, like %s:///chat.default:grpc", u.Scheme)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%q: %w", u.String(), err)
@@ -52,48 +54,24 @@ func parseService(u url.URL) (query, error) {
 	return s, nil
 }
 
-// follow follows the Service's EndpointSlices, and its pods where their declarations count.
-func (s service) follow(ctx context.Context, c *cluster, publish func([]policy.Attributes, error)) {
-	s.namespace = cmp.Or(s.namespace, c.namespace)
-	wake := make(chan struct{}, 1)
-	slices, pods := newObjects[*discoveryv1.EndpointSlice](wake), newObjects[*corev1.Pod](wake)
-	var following sync.WaitGroup
-	defer following.Wait()
-	following.Go(func() {
-		c.follow(ctx, collection{
-			group: discoveryv1.SchemeGroupVersion, types: discoveryv1.AddToScheme, resource: "endpointslices",
-			example: &discoveryv1.EndpointSlice{}, namespace: s.namespace,
-			labels: discoveryv1.LabelServiceName + "=" + s.name,
-		}, slices)
+// begin follows the Service's EndpointSlices, and its pods where their declarations count.
+func (s service) begin(f *follower) func(time.Time) reading {
+	s.namespace = cmp.Or(s.namespace, f.namespace)
+	slices := following[*discoveryv1.EndpointSlice](f, collection{
+		group: discoveryv1.SchemeGroupVersion, types: discoveryv1.AddToScheme, resource: "endpointslices",
+		example: &discoveryv1.EndpointSlice{}, namespace: s.namespace, labels: discoveryv1.LabelServiceName + "=" + s.name,
 	})
+	var pods *objects[*corev1.Pod]
 	if s.pods != "" {
-		following.Go(func() { c.follow(ctx, podsOf(s.namespace, s.pods), pods) })
+		pods = following[*corev1.Pod](f, podsOf(s.namespace, s.pods))
 	}
-	u, held, wrong := newUnion(s), time.NewTimer(0), complaints{}
-	defer held.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-wake:
-		case <-held.C:
+	u := newUnion(s)
+	return func(now time.Time) (r reading) {
+		r.fleet, r.until, r.err = u.replicas(slices.all(), now)
+		if pods != nil {
+			r.wrong = declareAll(r.fleet, pods.all())
 		}
-		all, known, failed := slices.now()
-		allPods, podsKnown, podsFailed := pods.now()
-		failed = cmp.Or(failed, podsFailed)
-		if !known || s.pods != "" && !podsKnown {
-			if failed != nil {
-				publish(nil, failed)
-			}
-			continue
-		}
-		now := time.Now()
-		fleet, until, err := u.replicas(all, now)
-		wrong.log(c.log, declareAll(fleet, allPods))
-		if !until.IsZero() {
-			held.Reset(until.Sub(now))
-		}
-		publish(fleet, cmp.Or(failed, err))
+		return r
 	}
 }
 

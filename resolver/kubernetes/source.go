@@ -1,10 +1,12 @@
 package kubernetes
 
 import (
+	"cmp"
 	"context"
 	"log/slog"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc/resolver"
 
@@ -14,9 +16,16 @@ import (
 
 // A query is what a target asks for.
 type query interface {
-	// follow follows the API server's objects until the context ends. It calls publish from its goroutine, after each
-	// change: with a fleet, or with nil where the last fleet stays, and with what is wrong.
-	follow(ctx context.Context, c *cluster, publish func([]policy.Attributes, error))
+	// begin begins to follow what the query needs, and returns how it is read.
+	begin(f *follower) (read func(now time.Time) reading)
+}
+
+// A reading is what the API server's objects hold together.
+type reading struct {
+	fleet []policy.Attributes // nil = the last one stays
+	until time.Time           // when it is to be read again; zero = after a change
+	wrong []string            // what pods declare and is ignored
+	err   error
 }
 
 // last has the last fleet of each target: a channel that leaves idleness has it while the API server is away.
@@ -41,9 +50,35 @@ type source struct {
 func (s *source) run(ctx context.Context, q query, c *cluster) {
 	defer close(s.done)
 	defer c.client.CloseIdleConnections()
-	q.follow(ctx, c, s.publish)
+	f := &follower{cluster: c, ctx: ctx, wake: make(chan struct{}, 1)}
+	defer f.running.Wait()
+	read, again, ignored := q.begin(f), time.NewTimer(0), complaints{}
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-f.wake:
+		case <-again.C:
+		}
+		known, err := f.state()
+		if !known {
+			if err != nil {
+				s.publish(nil, err)
+			}
+			continue
+		}
+		now := time.Now()
+		r := read(now)
+		ignored.log(s.log, r.wrong)
+		if !r.until.IsZero() {
+			again.Reset(r.until.Sub(now))
+		}
+		s.publish(r.fleet, cmp.Or(err, r.err))
+	}
 }
 
+// publish takes a fleet, or nil where the last one stays, and what is wrong.
 func (s *source) publish(fleet []policy.Attributes, err error) {
 	if was, ok := last.Load(s.target); ok && fleet == nil && !s.known {
 		fleet = was.([]policy.Attributes)

@@ -25,9 +25,11 @@ func TestTargets(t *testing.T) {
 	for text, want := range map[string]string{
 		"warmpath-kubernetes://chat.llm:50051":                 "three slashes",
 		"warmpath-kubernetes:chat.llm:50051":                   "three slashes",
-		"warmpath-kubernetes:///chat.llm":                      "want a port",
-		"warmpath-kubernetes:///chat.llm:0":                    "want a port",
-		"warmpath-kubernetes:///chat.llm:65536":                "want a port",
+		"warmpath-kubernetes:///chat.llm":                      "number of a port",
+		"warmpath-kubernetes:///chat.llm:0":                    "number of a port",
+		"warmpath-kubernetes:///chat.llm:65536":                "number of a port",
+		"warmpath-kubernetes:///chat.llm.svc:grpc":             "not a DNS name",
+		"warmpath-kubernetes:///chat.llm.svc.cluster.local:1":  "not a DNS name",
 		"warmpath-kubernetes:///:grpc":                         "name",
 		"warmpath-kubernetes:///chat.:grpc":                    "namespace",
 		"warmpath-kubernetes:///Chat.llm:grpc":                 "lower case",
@@ -66,7 +68,7 @@ func FuzzServiceTarget(f *testing.F) {
 			return
 		}
 		s := q.(service)
-		require.Empty(t, validation.IsDNS1123Subdomain(s.name))
+		require.Empty(t, validation.IsDNS1123Label(s.name))
 		require.NotEmpty(t, s.port)
 		require.False(t, strings.ContainsAny(s.namespace, "./:"))
 	})

@@ -20,7 +20,9 @@ import (
 
 // eitherTLS takes connections with TLS and without. Most gateways dial an endpoint picker with TLS and do not verify
 // its certificate, others dial it without; the protocol leaves that open.
-type eitherTLS struct{ credentials.TransportCredentials }
+type eitherTLS struct {
+	credentials.TransportCredentials
+}
 
 // newEitherTLS returns credentials whose certificate lasts as long as the process.
 func newEitherTLS() credentials.TransportCredentials {
