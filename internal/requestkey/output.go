@@ -67,6 +67,7 @@ type outputPlaces struct {
 	tokens, text, mute, final, total, once, whole, stop, all, anew, temperature []path
 
 	request, turn fieldSet // what a request may have that goes on elsewhere, and one whose turn is kept
+	message       fieldSet // what a message may have whose token is another message's as well
 }
 
 // A fieldSet is fields of a request: true = with any value, false = only with 1.
@@ -99,6 +100,12 @@ func (m *Method) compileOutput() {
 	o.turn = maps.Clone(o.request)
 	for _, field := range strings.Split(f.shapes, "|") {
 		o.turn[field] = true
+	}
+	o.message = make(fieldSet)
+	u := &d.Usage
+	keys = []string{f.tokens, f.text, f.once, string(u.Prompt), string(u.Output), string(u.OutputDelta), string(u.Cached)}
+	for _, field := range strings.Split(strings.Join(keys, "|"), "|") {
+		o.message[strings.ReplaceAll(field, "[]", "")] = true
 	}
 	m.output = o
 }

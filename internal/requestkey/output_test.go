@@ -226,6 +226,7 @@ func TestOutputWithATokenOfThePrefillLeg(t *testing.T) {
 		},
 		"vLLM, a part of a character": {vllmMethod, vllm("\uFFFD", pv{"2.8.1", uint32(1)}), nil, nil, false},
 		"vLLM, no token":              {vllmMethod, []pv{{"2.8.1", uint32(1)}}, nil, nil, false},
+		"vLLM, a log probability":     {vllmMethod, vllm("a", pv{"2.5.1", float32(0.5)}, pv{"2.8.1", uint32(1)}), nil, nil, false},
 		"VllmEngine":                  {smgMethod, smg(11), smg(11), []outputStep{{smg(11), []pv{}}, {smg(12), nil}}, false},
 		"VllmEngine, several":         {smgMethod, smg(11), smg(11), []outputStep{{smg(11, 12), smg(12)}}, false},
 		"VllmEngine, another":         {smgMethod, smg(11), smg(11), []outputStep{{smg(12), []pv{}}}, true},

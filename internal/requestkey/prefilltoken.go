@@ -59,6 +59,9 @@ func (o *Output) Prefilled(msg any) (ok bool) {
 			in.Clear(fd)
 		}
 	}
+	if !p.message.allows(m, "") { // such as its log probability, which would come twice
+		return false
+	}
 	o.ids, o.prefill = ids, prefillToken{given: true, text: text}
 	return true
 }
