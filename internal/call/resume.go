@@ -111,7 +111,7 @@ func (r *Resume) Next(err error, options *Options) (msg any, way Way) {
 		return nil, way
 	}
 	b, how := c.handle.bound.Load(), telemetry.NotResumed
-	if next := o.Next(); next != nil && c.follows(next, options) && c.reserve(0) == nil {
+	if next := o.Next(); next != nil && r.follows(next, options) && c.reserve(0) == nil {
 		msg, way.Split, how = next, c.legs != nil, telemetry.DidResume
 		telemetry.Resumed(trace.SpanFromContext(c.Context), last.Replica, o.Len())
 	}
@@ -120,7 +120,8 @@ func (r *Resume) Next(err error, options *Options) (msg any, way Way) {
 }
 
 // follows makes the request message of another attempt the one of the call, if the budget has another attempt.
-func (c *Call) follows(msg any, options *Options) bool {
+func (r *Resume) follows(msg any, options *Options) bool {
+	c := r.call
 	if c.resumed == maxResumes || c.resumed > 0 && !c.Attempts.retry() {
 		return false
 	}
