@@ -468,7 +468,7 @@ func (s *clientStream) abandon() {
 			return
 		}
 		if cs := k.last(); cs != nil && !k.desc.ClientStreams {
-			k.call.Drop()
+			k.call.Attempts.Drop()
 			_ = cs.SendMsg(new(emptypb.Empty)) // one message too many: gRPC ends the stream
 		}
 		k.end(call.ErrDropped)

@@ -306,6 +306,13 @@ func (a *Attempts) Move() (moved, ever bool) {
 	return true, true
 }
 
+// Drop notes that the application has dropped the stream of the attempt under way, which is ended next.
+func (a *Attempts) Drop() {
+	a.call.mu.Lock()
+	defer a.call.mu.Unlock()
+	a.call.dropped = true
+}
+
 // A cause is why an attempt failed. It alone decides what follows.
 type cause uint8
 

@@ -149,13 +149,6 @@ func (c *Call) ReadUsage(msg any) {
 // ErrDropped is the status of a call whose stream the application dropped.
 var ErrDropped = status.Error(codes.Canceled, "warmpath: the stream was dropped before its end")
 
-// Drop notes that the application has dropped the stream. What ends it is called next.
-func (c *Call) Drop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.dropped = true
-}
-
 // End is called once by the interceptor after the last attempt: the call's context ends, what was not used is released,
 // and the outcome is reported. Where a call ends while its stream is being opened, it is called again after that.
 func (c *Call) End() {
