@@ -157,10 +157,10 @@ func (c *Config) checkCluster() error {
 	if err := c.Cluster.Validate(); err != nil {
 		return fmt.Errorf("cluster.%w", err)
 	}
-	if n := c.Cluster.NATS; n != nil && n.Embed != nil && n.Embed.TLS == nil && !c.AllowPlaintext {
-		if local, _ := onLoopback(n.Embed.Listen); !local {
-			return fmt.Errorf("cluster.nats.embed.listen: %s: not on the loopback, and there is no cluster.nats.embed.tls; "+
-				"allow_plaintext permits it if the network is trusted", n.Embed.Listen)
+	if at := c.Cluster.Listen; at != "" && c.Cluster.TLS == nil && !c.AllowPlaintext {
+		if local, _ := onLoopback(at); !local {
+			return fmt.Errorf("cluster.listen: %s: not on the loopback, and there is no cluster.tls; "+
+				"allow_plaintext permits it if the network is trusted", at)
 		}
 	}
 	return nil

@@ -71,18 +71,18 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 			log.Warn("warmpath: NATS drops messages", "error", err) // the gap is found by the sequence
 		}),
 	}
-	if c.NATS.Creds != "" {
-		options = append(options, nats.UserCredentials(c.NATS.Creds))
+	if c.Creds != "" {
+		options = append(options, nats.UserCredentials(c.Creds))
 	}
-	if c.NATS.Embed != nil {
-		password, err := b.start(c.NATS.Embed)
+	if c.Listen != "" {
+		password, err := b.start(&c)
 		if err != nil {
-			return nil, fmt.Errorf("nats.embed: %w", err)
+			return nil, err
 		}
 		options = append(options, nats.InProcessServer(b.embed), nats.UserInfo(user, password))
 	}
 	var err error
-	if b.conn, err = nats.Connect(cmp.Or(c.NATS.URL, nats.DefaultURL), options...); err == nil {
+	if b.conn, err = nats.Connect(cmp.Or(c.URL, nats.DefaultURL), options...); err == nil {
 		b.stream, err = jetstream.New(b.conn)
 	}
 	if err != nil {
@@ -94,8 +94,8 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 }
 
 // start starts the embedded NATS, and returns the password of its one user.
-func (b *bus) start(e *cluster.Embed) (password string, err error) {
-	o, err := embedded(e)
+func (b *bus) start(c *cluster.Config) (password string, err error) {
+	o, err := embedded(c)
 	if err != nil {
 		return "", err
 	}
@@ -106,22 +106,22 @@ func (b *bus) start(e *cluster.Embed) (password string, err error) {
 	if b.embed, err = natsserver.NewServer(o); err != nil {
 		return "", errors.Join(err, os.RemoveAll(b.dir))
 	}
-	if len(e.Routes) > 0 {
+	if len(c.Routes) > 0 {
 		b.copies = 3
 	}
 	b.embed.SetLoggerV2(logger{b.log}, false, false, false)
 	go b.embed.Start()
 	if !b.embed.ReadyForConnections(startTime) {
 		b.stop()
-		return "", fmt.Errorf("listen: NATS does not start on %s: see the log", e.Listen)
+		return "", fmt.Errorf("listen: NATS does not start on %s: see the log", c.Listen)
 	}
 	return o.Password, nil
 }
 
 // embedded are NATS's options: a port for the other servers, and one on the loopback, without which NATS opens no port
 // at all. Its password does not leave this process.
-func embedded(e *cluster.Embed) (*natsserver.Options, error) {
-	host, port, err := net.SplitHostPort(e.Listen)
+func embedded(c *cluster.Config) (*natsserver.Options, error) {
+	host, port, err := net.SplitHostPort(c.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
@@ -138,12 +138,12 @@ func embedded(e *cluster.Embed) (*natsserver.Options, error) {
 	o.Cluster = natsserver.ClusterOpts{
 		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT),
 	}
-	if e.TLS != nil {
-		if o.Cluster.TLSConfig, err = routeTLS(e.TLS); err != nil {
+	if c.TLS != nil {
+		if o.Cluster.TLSConfig, err = routeTLS(c.TLS); err != nil {
 			return nil, fmt.Errorf("tls.%w", err)
 		}
 	}
-	for i, r := range e.Routes {
+	for i, r := range c.Routes {
 		u, err := url.Parse(r)
 		if err != nil {
 			return nil, fmt.Errorf("routes[%d]: %w", i, err)

@@ -103,7 +103,7 @@ func embedded(at []int, i int) string {
 			routes = append(routes, fmt.Sprintf("nats://s:secret@127.0.0.1:%d", port))
 		}
 	}
-	return fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {nats: {embed: {listen: 127.0.0.1:%d, routes: [%s]}}}\n%s",
+	return fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {listen: 127.0.0.1:%d, routes: [%s]}\n%s",
 		20000+at[i]%10000, at[i], strings.Join(routes, ", "), deployments)
 }
 
@@ -297,13 +297,13 @@ func TestStore(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	for text, want := range map[string]string{
-		"cluster: {nats: {}}": "cluster.nats: want one of embed and url",
-		"cluster: {nats: {url: x, embed: {listen: '127.0.0.1:1'}}}":                          "want one of",
-		"cluster: {nats: {embed: {listen: '127.0.0.1'}}}":                                    "cluster.nats.embed.listen",
-		"cluster: {nats: {embed: {listen: '127.0.0.1:1', routes: [host]}}}":                  "cluster.nats.embed.routes[0]",
-		"cluster: {nats: {embed: {listen: '0.0.0.0:6222'}}}":                                 "allow_plaintext",
-		"cluster: {nats: {embed: {listen: '127.0.0.1:6222'}, creds: f}}":                     "cluster.nats.creds",
-		"cluster: {nats: {embed: {listen: '127.0.0.1:6222', routes: ['nats://h:1'], x: 1}}}": "x",
+		"cluster: {routes: ['nats://h:1']}":                                 "cluster.listen: not set",
+		"cluster: {url: x, listen: '127.0.0.1:1'}":                          "cluster.url: not with listen",
+		"cluster: {listen: '127.0.0.1'}":                                    "cluster.listen",
+		"cluster: {listen: '127.0.0.1:1', routes: [host]}":                  "cluster.routes[0]",
+		"cluster: {listen: '0.0.0.0:6222'}":                                 "allow_plaintext",
+		"cluster: {listen: '127.0.0.1:6222', creds: f}":                     "cluster.creds",
+		"cluster: {listen: '127.0.0.1:6222', routes: ['nats://h:1'], x: 1}": "x",
 	} {
 		_, err := server.ParseConfig([]byte(text + deployments))
 		require.ErrorContains(t, err, want, text)
@@ -354,7 +354,7 @@ func TestRouteTLS(t *testing.T) {
 	c, err := server.ParseConfig([]byte(secured(0, filepath.Join(ours, "missing"))))
 	require.NoError(t, err)
 	_, err = server.New(c, server.Options{})
-	require.ErrorContains(t, err, "cluster.nats.embed: tls.ca: open ")
+	require.ErrorContains(t, err, "cluster.tls.ca: open ")
 	_, err = server.ParseConfig([]byte(strings.Replace(embedded(at, 0), "routes:", "tls: {ca: x}, routes:", 1)))
-	require.ErrorContains(t, err, "cluster.nats.embed.tls: want all of ca, cert and key")
+	require.ErrorContains(t, err, "cluster.tls: want all of ca, cert and key")
 }
