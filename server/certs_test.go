@@ -123,7 +123,7 @@ func (f files) yaml(more string) string {
 }
 
 func (f files) withClients(more string) string {
-	return f.yaml(", client_ca: " + f.path("ca.pem") + more)
+	return f.yaml(", ca: " + f.path("ca.pem") + more)
 }
 
 // as is the service as seen by who shows a certificate (nil = none) and a token ("" = none).
@@ -252,8 +252,8 @@ func TestRefusedFiles(t *testing.T) {
 	dir.write("blank", []byte("has a blank\n"))
 	for _, tt := range []struct{ text, want string }{
 		{"tls: {cert: /no/such, key: /no/such}\n", "tls.cert, key: open /no/such"},
-		{dir.yaml(", client_ca: /no/such"), "tls.client_ca: open /no/such"},
-		{dir.yaml(", client_ca: " + dir.path("empty")), "has no certificate"},
+		{dir.yaml(", ca: /no/such"), "tls.ca: open /no/such"},
+		{dir.yaml(", ca: " + dir.path("empty")), "has no certificate"},
 		{"deployments: {chat: {register: true, replica_tls: {ca: " + dir.path("empty") + "}}}\n#", "deployments.chat: replica_tls.ca: " + dir.path("empty") + " has no certificate"},
 		{"deployments: {chat: {register: true, replica_tls: {cert: /no/such, key: /no/such}}}\n#", "replica_tls.cert, key: open /no/such"},
 		{"principals: [{name: a, token_file: /no/such}]\n", "principals[0].token_file: open /no/such"},

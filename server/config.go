@@ -64,11 +64,14 @@ type Deployment struct {
 	Replicas Replicas `json:"replicas,omitempty"`
 	// Target is a gRPC target like dns:///host:port, all of whose addresses are replicas.
 	Target string `json:"target,omitempty"`
-	// HealthCheck probes the replicas that do not register; none = they are not probed.
-	HealthCheck *HealthCheck `json:"health_check,omitempty"`
+	// HealthCheck is how often the replicas that do not register are probed by grpc.health.v1's Check of the whole
+	// server, 100ms to 1h; 0 = never. Clients are sent a replica that does not serve as draining, until it serves again:
+	// after NOT_SERVING, or after two checks in a row without an answer within a second. Where no replica serves, all
+	// stay in use: then the fault is rather in the check.
+	HealthCheck policy.Duration `json:"health_check,omitempty"`
 	// ReplicaTLS is for the server's own connections to replicas: health checks, load (GetLoads), KV events; none =
 	// plaintext.
-	ReplicaTLS *ReplicaTLS `json:"replica_tls,omitempty"`
+	ReplicaTLS *TLS `json:"replica_tls,omitempty"`
 	// Register lets replicas register themselves, by principals with register where there are principals.
 	Register bool `json:"register,omitempty"`
 	// RegisterEventHosts are the hosts beside its own that a registering replica may name as the source of its KV events;
@@ -110,9 +113,6 @@ func (c Config) withDefaults() Config {
 }
 
 func (d Deployment) withDefaults() Deployment {
-	if d.HealthCheck != nil {
-		d.HealthCheck = new(d.HealthCheck.withDefaults())
-	}
 	d.Config = d.Config.WithDefaults()
 	return d
 }
@@ -230,8 +230,13 @@ func (d *Deployment) validate() error {
 	if _, err := requestkey.ParseDialects(d.Dialects); err != nil {
 		return fmt.Errorf("dialects: %w", err)
 	}
+	if d.HealthCheck != 0 {
+		if err := durationWithin("health_check", d.HealthCheck, 100*time.Millisecond, time.Hour); err != nil {
+			return err
+		}
+	}
 	return cmp.Or(
-		d.ReplicaTLS.validate(), d.HealthCheck.validate(), checkLoadPoll(d.LoadPoll),
+		replicaTLS{d.ReplicaTLS}.validate(), checkLoadPoll(d.LoadPoll),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)
 }

@@ -29,7 +29,7 @@ func TestServerConfigPage(t *testing.T) {
 	chapters := map[string]any{
 		"The file": Config{}.withDefaults(), "http": httpendpoint.Config{}.WithDefaults(),
 		"tls": TLS{}, "A principal": Principal{}, "A deployment": Deployment{}.withDefaults(),
-		"cluster": cluster.Config{}, "replica_tls": ReplicaTLS{}, "health_check": HealthCheck{}.withDefaults(),
+		"cluster": cluster.Config{},
 	}
 	described := map[reflect.Type]bool{
 		reflect.TypeFor[policy.Config](): true, reflect.TypeFor[policy.Attributes](): true, reflect.TypeFor[cluster.TLS](): true,

@@ -258,7 +258,7 @@ func announce(log *slog.Logger, dc *Deployment, notServing string) {
 		name string
 		has  bool
 	}{
-		{"target", dc.Target != ""}, {"register", dc.Register}, {"health_check", dc.HealthCheck != nil},
+		{"target", dc.Target != ""}, {"register", dc.Register}, {"health_check", dc.HealthCheck != 0},
 		{"load_poll", dc.LoadPoll != nil}, {"replica_tls", dc.ReplicaTLS != nil},
 	} {
 		if source.has {

@@ -17,7 +17,7 @@ import (
 // The HTTP endpoint has the principals of gRPC, in the context of a call.
 func TestGuardOfHTTP(t *testing.T) {
 	g := newAuthenticator(discard)
-	c := parse(t, "tls: {cert: c, key: k, client_ca: a}\nprincipals: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
+	c := parse(t, "tls: {cert: c, key: k, ca: a}\nprincipals: [{name: one, token: one-0123456789abcd, rate: 3}, {name: two, subjects: ['spiffe://example.org/two']}]\n"+quiet)
 	require.NoError(t, g.set(c))
 	defer g.close()
 	g.principals["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is

@@ -28,7 +28,7 @@ type Principal struct {
 	// TokenFile is a file of tokens, one a line, each as in token, all valid: a new token can be distributed before the
 	// old one is removed. It is read again when it changes.
 	TokenFile string `json:"token_file,omitempty"`
-	// Subjects are names in its certificate: a URI (SPIFFE id), a DNS name, or the common name. They need tls.client_ca.
+	// Subjects are names in its certificate: a URI (SPIFFE id), a DNS name, or the common name. They need tls.ca.
 	Subjects []string `json:"subjects,omitempty"`
 	// Deployments that it may use; empty = all.
 	Deployments []string `json:"deployments,omitempty"`
@@ -78,8 +78,8 @@ func (c *Principal) validate(t *TLS) error {
 			return fmt.Errorf("token: %w", err)
 		}
 	}
-	if len(c.Subjects) > 0 && (t == nil || t.ClientCA == "") {
-		return errors.New("subjects: they need tls.client_ca")
+	if len(c.Subjects) > 0 && (t == nil || t.CA == "") {
+		return errors.New("subjects: they need tls.ca")
 	}
 	if slices.Contains(c.Subjects, "") {
 		return errors.New("subjects: one is empty")

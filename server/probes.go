@@ -1,7 +1,6 @@
 package server
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,32 +16,6 @@ import (
 	"github.com/warmpath/warmpath/internal/loadpoll"
 	"github.com/warmpath/warmpath/internal/router/load"
 )
-
-// A HealthCheck probes the replicas that do not register by grpc.health.v1's Check. Clients are sent a replica that
-// does not serve as draining, until it serves again. Where no replica serves, all stay in use: then the fault is
-// rather in the check. A replica does not serve after NOT_SERVING, or after two checks in a row without an answer
-// within a second.
-type HealthCheck struct {
-	// Interval is the time from one round to the next; 100ms to 1h, default 5s.
-	Interval policy.Duration `json:"interval,omitempty"`
-	// Service is the name that is checked; empty = the whole server.
-	Service string `json:"service,omitempty"`
-}
-
-func (c HealthCheck) withDefaults() HealthCheck {
-	c.Interval = cmp.Or(c.Interval, policy.Duration(5*time.Second))
-	return c
-}
-
-func (c *HealthCheck) validate() error {
-	if c == nil {
-		return nil
-	}
-	if len(c.Service) > maxName {
-		return fmt.Errorf("health_check.service: longer than %d bytes", maxName)
-	}
-	return durationWithin("health_check.interval", c.Interval, 100*time.Millisecond, time.Hour)
-}
 
 func checkLoadPoll(p *policy.LoadPoll) error {
 	if p == nil {
@@ -117,18 +90,18 @@ func (d *deployment) pollProblems() (problems map[string]string, failed int64) {
 	return d.poller.Problems(), d.unpolled + d.poller.Failed()
 }
 
-// checkHealth checks the health of the members in rounds until the context ends; c = nil: not at all. What was found
+// checkHealth checks the health of the members in rounds until the context ends; interval 0: not at all. What was found
 // with another config stays: a replica that does not answer is not put back into service by a reload.
-func (d *deployment) checkHealth(ctx context.Context, c *HealthCheck) {
-	if c == nil {
+func (d *deployment) checkHealth(ctx context.Context, interval time.Duration) {
+	if interval == 0 {
 		d.checked = nil
 		d.update(func(x *sources) bool { return x.check(nil) })
 		return
 	}
-	tick := time.NewTicker(time.Duration(c.Interval))
+	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
-		unwell := d.checkRound(ctx, c.Service, d.unregistered())
+		unwell := d.checkRound(ctx, d.unregistered())
 		if ctx.Err() != nil {
 			return
 		}
@@ -163,7 +136,7 @@ type symptom struct {
 const maxWhy = 300
 
 // checkRound checks members and returns those that do not serve.
-func (d *deployment) checkRound(ctx context.Context, service string, members []described) map[string]symptom {
+func (d *deployment) checkRound(ctx context.Context, members []described) map[string]symptom {
 	replicas := make(map[string]*checked, len(members))
 	var g errgroup.Group
 	g.SetLimit(maxChecking)
@@ -174,7 +147,7 @@ func (d *deployment) checkRound(ctx context.Context, service string, members []d
 		}
 		replicas[m.ID] = c
 		g.Go(func() error {
-			d.check(ctx, service, m.ID, c)
+			d.check(ctx, m.ID, c)
 			return nil
 		})
 	}
@@ -190,13 +163,13 @@ func (d *deployment) checkRound(ctx context.Context, service string, members []d
 }
 
 // check checks one replica.
-func (d *deployment) check(ctx context.Context, service, id string, c *checked) {
+func (d *deployment) check(ctx context.Context, id string, c *checked) {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	var a *healthpb.HealthCheckResponse
 	conn, err := d.conns.connect(ctx, id)
 	if err == nil {
-		a, err = healthpb.NewHealthClient(conn).Check(ctx, &healthpb.HealthCheckRequest{Service: service})
+		a, err = healthpb.NewHealthClient(conn).Check(ctx, new(healthpb.HealthCheckRequest))
 	}
 	was := c.unwell()
 	switch code := status.Code(err); {

@@ -48,7 +48,6 @@ func replicaAt(id, address string) described {
 
 func TestRoundsOfChecks(t *testing.T) {
 	well, other := health.NewServer(), health.NewServer()
-	other.SetServingStatus("model", isServing)
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, gone.Close())
@@ -59,14 +58,13 @@ func TestRoundsOfChecks(t *testing.T) {
 	clock := newClock()
 	d := &deployment{log: discard, now: clock.now}
 	defer d.conns.close()
-	service := ""
-	round := func(members []described) []string { return slices.Sorted(maps.Keys(d.round(t, service, members))) }
+	round := func(members []described) []string { return slices.Sorted(maps.Keys(d.round(t, members))) }
 	require.Empty(t, round(members), "one failure is not enough")
 	found := clock.now()
 	require.Equal(t, []string{"gone"}, round(members))
 	well.SetServingStatus("", notServing)
 	clock.advance(time.Minute)
-	unwell := d.round(t, "", members)
+	unwell := d.round(t, members)
 	require.Len(t, unwell, 2, "what a replica says of itself is enough")
 	require.Equal(t, symptom{clock.now(), "NOT_SERVING"}, unwell["well"])
 	require.Equal(t, found, unwell["gone"].since)
@@ -77,10 +75,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	moved := append(members[:3:3], replicaAt("gone", members[0].Address))
 	require.Empty(t, round(moved), "under its new address it is well")
 	require.Len(t, d.checked, 4)
-	service = "model"
-	round(moved)
-	require.Equal(t, []string{"gone", "well"}, round(moved), "the service is not theirs")
-	require.Empty(t, d.round(t, "", nil))
+	require.Empty(t, d.round(t, nil))
 	require.Empty(t, d.checked)
 }
 
@@ -92,7 +87,7 @@ load_interval: 10s
 deployments:
   chat:
     policy: {round_robin: {}}
-    health_check: {interval: 100ms}
+    health_check: 100ms
     replicas: [{id: a, address: "`+engine(t, a)+`"}, {id: b, address: "`+engine(t, b)+`"}]`)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})
 	known := make(map[uint32]*warmpathv1.Replica)
@@ -176,13 +171,13 @@ func TestMark(t *testing.T) {
 }
 
 // round checks a fleet of these members.
-func (d *deployment) round(t *testing.T, service string, members []described) map[string]symptom {
+func (d *deployment) round(t *testing.T, members []described) map[string]symptom {
 	order := make([]*member, len(members))
 	for i := range members {
 		order[i] = &member{described: members[i]}
 	}
 	d.conns.setFleet(order)
-	return d.checkRound(t.Context(), service, members)
+	return d.checkRound(t.Context(), members)
 }
 
 // With replica_tls the server verifies the replica, presents its own certificate, and takes both from the files as they are.
@@ -203,23 +198,23 @@ deployments:
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
 	d.tasks.stop() // the rounds are the test's
-	require.Empty(t, d.round(t, "", d.unregistered()))
+	require.Empty(t, d.round(t, d.unregistered()))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
-	require.Empty(t, d.round(t, "", []described{misnamed}), "one failure is not enough")
-	require.Contains(t, d.round(t, "", []described{misnamed}), "a", "the name is not its own")
-	require.Empty(t, d.round(t, "", d.unregistered()))
+	require.Empty(t, d.round(t, []described{misnamed}), "one failure is not enough")
+	require.Contains(t, d.round(t, []described{misnamed}), "a", "the name is not its own")
+	require.Empty(t, d.round(t, d.unregistered()))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
-		d.round(t, "", nil) // so that it is connected anew
-		d.round(t, "", d.unregistered())
-		return len(d.round(t, "", d.unregistered())) > 0
+		d.round(t, nil) // so that it is connected anew
+		d.round(t, d.unregistered())
+		return len(d.round(t, d.unregistered())) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
-	d.round(t, "", nil)
+	d.round(t, nil)
 	d.conns.secure(nil)
-	require.Empty(t, d.round(t, "", d.unregistered()))
-	require.Contains(t, d.round(t, "", d.unregistered()), "a", "plaintext")
+	require.Empty(t, d.round(t, d.unregistered()))
+	require.Contains(t, d.round(t, d.unregistered()), "a", "plaintext")
 }
 
 // found puts the symptoms of a round into force.
@@ -236,7 +231,7 @@ func TestAReloadKeepsWhatChecksHaveFound(t *testing.T) {
 load_interval: 10s
 deployments:
   chat:
-    health_check: {interval: 100ms}
+    health_check: 100ms
     replicas: [{id: a, address: "` + engine(t, health.NewServer()) + `"}, {id: gone, address: "` + gone.Addr().String() + `"}]`
 	f := start(t, text)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})

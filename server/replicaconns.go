@@ -16,28 +16,24 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// ReplicaTLS is for the server's own connections to a deployment's replicas. The files are PEM, and are read again
-// when they change. The name in a replica's certificate is its server_name, or else its address.
-type ReplicaTLS struct {
-	// CA is the file of the authorities that sign the replicas' certificates; empty = the system's.
-	CA string `json:"ca,omitempty"`
-	// Cert is the file of the certificate that the server presents; empty = none.
-	Cert string `json:"cert,omitempty"`
-	// Key is the file of its private key.
-	Key string `json:"key,omitempty"`
-}
+// replicaTLS is the TLS of the server's own connections to a deployment's replicas. The name in a replica's certificate
+// is its server_name, or else its address.
+type replicaTLS struct{ *TLS }
 
-func (c *ReplicaTLS) validate() error {
-	if c != nil && (c.Cert == "") != (c.Key == "") {
+func (c replicaTLS) validate() error {
+	switch {
+	case c.TLS == nil:
+		return nil
+	case (c.Cert == "") != (c.Key == ""):
 		return errors.New("replica_tls.cert: it needs a key, and a key needs it")
+	case c.ClientCerts != "":
+		return errors.New("replica_tls.client_certs: only in tls")
 	}
 	return nil
 }
 
-func (c *ReplicaTLS) paths() []string { return []string{c.CA, c.Cert, c.Key} }
-
-func (c *ReplicaTLS) load() (*tls.Config, error) {
-	pair, replicas, err := loadPEM(c.Cert, c.Key, "ca", c.CA)
+func (c replicaTLS) load() (*tls.Config, error) {
+	pair, replicas, err := c.read()
 	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: pair, RootCAs: replicas}, err
 }
 
@@ -46,7 +42,8 @@ func (d *Deployment) checkFiles() error {
 	if d.ReplicaTLS == nil {
 		return nil
 	}
-	if _, err := d.ReplicaTLS.load(); err != nil {
+	_, err := replicaTLS{d.ReplicaTLS}.load()
+	if err != nil {
 		return fmt.Errorf("replica_tls.%w", err)
 	}
 	return nil
@@ -62,11 +59,11 @@ type replicaConns struct {
 }
 
 // openReplicaTLS follows the files of c, nil = there are none.
-func openReplicaTLS(c *ReplicaTLS, log *slog.Logger) (*certificates, error) {
+func openReplicaTLS(c *TLS, log *slog.Logger) (*certificates, error) {
 	if c == nil {
 		return nil, nil
 	}
-	certs, err := openCertificates(c, log)
+	certs, err := openCertificates(replicaTLS{c}, log)
 	if err != nil {
 		return nil, fmt.Errorf("replica_tls.%w", err)
 	}

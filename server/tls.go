@@ -14,17 +14,18 @@ import (
 	"github.com/warmpath/warmpath/internal/pemfile"
 )
 
-// TLS has the server's certificate, and the authority of clients' certificates. The files are PEM, and are read again
+// TLS has what one side of connections shows, and the authority of the other side. The files are PEM, and are read again
 // when they change; open connections stay.
 type TLS struct {
-	// Cert is the file of the server's certificate, with its intermediate certificates.
-	Cert string `json:"cert"`
+	// CA is the file of the authorities that sign the certificates of the other side: clients, where empty = they present
+	// none, or replicas, where empty = the system's.
+	CA string `json:"ca,omitempty"`
+	// Cert is the file of the server's certificate, with its intermediate certificates. In replica_tls, empty = none.
+	Cert string `json:"cert,omitempty"`
 	// Key is the file of its private key.
-	Key string `json:"key"`
-	// ClientCA is the file of the authorities that sign clients' certificates; empty = clients present none.
-	ClientCA string `json:"client_ca,omitempty"`
-	// ClientCerts is whether a client must present a certificate where there is a client_ca: required, or optional for
-	// clients with a token. Empty = required.
+	Key string `json:"key,omitempty"`
+	// ClientCerts is whether a client must present a certificate where there is a ca: required, or optional for clients
+	// with a token. Empty = required. Not in replica_tls.
 	ClientCerts string `json:"client_certs,omitempty"`
 }
 
@@ -44,15 +45,15 @@ func (c *TLS) validate() error {
 		return errors.New("key: missing")
 	case c.ClientCerts != "" && c.ClientCerts != certsRequired && c.ClientCerts != certsOptional:
 		return fmt.Errorf("client_certs: %q is neither %s nor %s", c.ClientCerts, certsRequired, certsOptional)
-	case c.ClientCerts != "" && c.ClientCA == "":
-		return errors.New("client_certs: it needs a client_ca")
+	case c.ClientCerts != "" && c.CA == "":
+		return errors.New("client_certs: it needs a ca")
 	}
 	return nil
 }
 
 // load reads the files. An error names the field.
 func (c *TLS) load() (*tls.Config, error) {
-	pair, clients, err := loadPEM(c.Cert, c.Key, "client_ca", c.ClientCA)
+	pair, clients, err := c.read()
 	if err != nil {
 		return nil, err
 	}
@@ -70,21 +71,19 @@ func (c *TLS) load() (*tls.Config, error) {
 	return t, nil
 }
 
-// loadPEM reads a certificate with its key, and the authorities in the file that field names; "" = none. The error
-// names the field.
-func loadPEM(cert, key, field, ca string) (pair []tls.Certificate, authorities *x509.CertPool, err error) {
-	if cert != "" {
-		own, err := tls.LoadX509KeyPair(cert, key)
+// read reads the pair and the authorities, where there are any. The error names the field.
+func (c *TLS) read() (pair []tls.Certificate, authorities *x509.CertPool, err error) {
+	if c.Cert != "" {
+		own, err := tls.LoadX509KeyPair(c.Cert, c.Key)
 		if err != nil {
 			return nil, nil, fmt.Errorf("cert, key: %w", err)
 		}
 		pair = append(pair, own)
 	}
-	if ca == "" {
-		return pair, nil, nil
-	}
-	if authorities, err = pemfile.Authorities(ca); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", field, err)
+	if c.CA != "" {
+		if authorities, err = pemfile.Authorities(c.CA); err != nil {
+			return nil, nil, fmt.Errorf("ca: %w", err)
+		}
 	}
 	return pair, authorities, nil
 }
@@ -95,7 +94,7 @@ type certSource interface {
 	load() (*tls.Config, error)
 }
 
-func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.ClientCA} }
+func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.CA} }
 
 // watches are those of some files.
 type watches []*fleetfile.Watcher

@@ -65,7 +65,7 @@ func TestServeAndChooseSecurely(t *testing.T) {
 	at, log := servingWith(t, "--pprof", "--config", file(t, "server.yaml", fmt.Sprintf(`
 listen: 127.0.0.1:0
 metrics: 127.0.0.1:0
-tls: {cert: %s, key: %s, client_ca: %s, client_certs: optional}
+tls: {cert: %s, key: %s, ca: %s, client_certs: optional}
 principals:
 - {name: team, token_file: %s, subjects: [team]}
 deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1'}]}}`, cert, key, own, token)))

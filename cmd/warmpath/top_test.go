@@ -55,7 +55,7 @@ func TestTopShowsWhoDoesNotServe(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, gone.Close())
 	at, _ := servingWith(t, "--config", file(t, "server.yaml", fmt.Sprintf(
-		"listen: 127.0.0.1:0\ndeployments: {chat: {health_check: {interval: 100ms}, replicas: [{id: a, address: %q}]}}", gone.Addr())))
+		"listen: 127.0.0.1:0\ndeployments: {chat: {health_check: 100ms, replicas: [{id: a, address: %q}]}}", gone.Addr())))
 	shown := regexp.MustCompile(`(?m)^problem    a: not_serving for \d+s \(check\): Unavailable: .*refused(.*\n)+a +not_serving `)
 	var said string
 	require.Eventually(t, func() bool {
