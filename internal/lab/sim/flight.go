@@ -131,11 +131,11 @@ func (r *run) step(at time.Duration, m *machine) error {
 		}
 		f := ev.Seq.Request().Data.(*flight)
 		switch {
-		case f.legs.stage == prefilling:
-			r.handOver(f, ev.Seq)
-			continue
 		case ev.Index < 0:
 			r.free(f)
+			continue
+		case f.legs.stage == prefilling:
+			r.handOver(f, ev.Seq)
 			continue
 		}
 		if ev.Index == 0 {
@@ -173,6 +173,9 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 				return errSlow
 			}
 		}
+	}
+	if f.legs.stage == decoding && r.hold > 0 {
+		r.keep(f, seq)
 	}
 	f.reservation.Release()
 	f.router.Complete(&f.req, f.reservation.Decision, policy.Outcome{

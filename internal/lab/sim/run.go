@@ -77,6 +77,9 @@ type run struct {
 	queue    []waiting     // of all clients, in the order in which they came
 	pairs    int           // measured requests that were split
 	moving   int           // prefill legs that have ended, whose KV has not moved yet
+	hold     time.Duration // how long decode engines keep a turn; 0 = they do not
+	turns    turns
+	pulled   int // measured turns that went to the next prefill leg
 
 	tokens   []uint32 // of the prompt that is being routed
 	samples  []drive.Sample
@@ -97,6 +100,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
 	}
 	prompts.cut(c.Engines[0].BlockSize)
+	r.hold, r.turns.of = baseline.Hold(c.Split), make(map[turnKey]*turn)
 	r.polling = polling{answered: make(map[*policy.Replica]time.Duration), asked: make([]int, c.Replicas)}
 	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
 	if r.fleet.ScrapeEvery > 0 {
@@ -180,13 +184,17 @@ func (r *run) all(ctx context.Context) error {
 		if arrived < len(r.rs) {
 			arrival, shares, scrape = r.rs[arrived].At, r.share.due(), r.scrape
 		}
-		switch next := min(at, shares, scrape, arrival, r.impatient()); next {
+		over := r.nextFreed()
+		switch next := min(at, shares, scrape, arrival, over, r.impatient()); next {
 		case never:
 			return nil
 		case at:
 			if err := r.step(at, m); err != nil {
 				return err
 			}
+		case over:
+			r.now = next
+			r.freeTurn(r.turns.queue[0])
 		case shares:
 			r.now = next
 			r.share.tick()
