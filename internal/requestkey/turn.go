@@ -100,11 +100,13 @@ func (t *Turn) Read(response any) (held Held, ok bool) {
 	return held, held.tokens >= held.prompt
 }
 
-// heldTokens is the number of tokens that transfer parameters offer to a prefill leg: a Struct or JSON. 0 = none.
+// heldTokens is the number of tokens that transfer parameters offer to a prefill leg: a Struct or JSON. 0 = none. Without
+// the time when they expire the engine would not see that the blocks have other contents by then.
 func heldTokens(params []byte) int {
 	var p struct {
-		Decode bool    `json:"do_remote_decode"`
-		Tokens float64 `json:"remote_num_tokens"`
+		Decode  bool    `json:"do_remote_decode"`
+		Tokens  float64 `json:"remote_num_tokens"`
+		Expires float64 `json:"remote_blocks_expiry_time"`
 	}
 	if json.Unmarshal(params, &p) != nil {
 		var s structpb.Struct
@@ -113,8 +115,9 @@ func heldTokens(params []byte) int {
 		}
 		p.Decode = s.GetFields()["do_remote_decode"].GetBoolValue()
 		p.Tokens = s.GetFields()["remote_num_tokens"].GetNumberValue()
+		p.Expires = s.GetFields()["remote_blocks_expiry_time"].GetNumberValue()
 	}
-	if n := int(p.Tokens); p.Decode && float64(n) == p.Tokens {
+	if n := int(p.Tokens); p.Decode && p.Expires > 0 && float64(n) == p.Tokens {
 		return n
 	}
 	return 0

@@ -12,7 +12,7 @@ import (
 // turnOf is a turn of the prompt 1, 2, 3 with the output 7, 8: the messages, of which the last has parameters for that
 // many tokens.
 func turnOf(t testing.TB, method string, tokens int) (messages []any, params []byte) {
-	json := fmt.Sprintf(`{"do_remote_decode": true, "remote_num_tokens": %d, "remote_block_ids": [[1,  2]]}`, tokens)
+	json := fmt.Sprintf(`{"do_remote_decode": true, "remote_num_tokens": %d, "remote_blocks_expiry_time": 7.5, "remote_block_ids": [[1,  2]]}`, tokens)
 	if method == smgMethod {
 		return []any{
 			build(t, nil, pv{"1.1", []uint32{7}}), build(t, nil, pv{"1.1", []uint32{8}}),
@@ -24,7 +24,7 @@ func turnOf(t testing.TB, method string, tokens int) (messages []any, params []b
 	return []any{
 		build(t, nil, pv{"2.4", []uint32{7}}),
 		build(t, nil, pv{"2.4", []uint32{8}}, pv{"2.8.6.1[do_remote_decode].4", true},
-			pv{"2.8.6.1[remote_num_tokens].2", float64(tokens)}),
+			pv{"2.8.6.1[remote_num_tokens].2", float64(tokens)}, pv{"2.8.6.1[remote_blocks_expiry_time].2", 7.5}),
 	}, nil
 }
 
@@ -89,7 +89,7 @@ func TestTurnWithoutStream(t *testing.T) {
 	m := mustTable(t).Lookup(smgMethod)
 	turn := m.Turn(build(t, nil, pv{"2.2", []uint32{1, 2, 3}}))
 	held, ok := turn.Read(build(t, nil, pv{"2.1", []uint32{7, 8}},
-		pv{"2.12", `{"do_remote_decode": true, "remote_num_tokens": 4}`}))
+		pv{"2.12", `{"do_remote_decode": true, "remote_num_tokens": 4, "remote_blocks_expiry_time": 7.5}`}))
 	require.True(t, ok)
 	require.True(t, held.Begins(m, build(t, nil, pv{"2.2", []uint32{1, 2, 3, 7, 8}})))
 }
@@ -107,8 +107,11 @@ func TestNoTurn(t *testing.T) {
 	}
 	require.Nil(t, table.Lookup("/openengine.v1.Inference/Generate").Turn(build(t, nil, pv{"4.1", []uint32{1}})))
 	for _, params := range []string{
-		``, `{}`, `[]`, `{"remote_num_tokens": 4}`, `{"do_remote_decode": true, "remote_num_tokens": 4.5}`,
-		`{"do_remote_decode": true, "remote_num_tokens": "4"}`, `{"do_remote_prefill": true, "remote_num_tokens": 4}`,
+		``, `{}`, `[]`, `{"remote_num_tokens": 4, "remote_blocks_expiry_time": 7}`,
+		`{"do_remote_decode": true, "remote_num_tokens": 4.5, "remote_blocks_expiry_time": 7}`,
+		`{"do_remote_decode": true, "remote_num_tokens": "4", "remote_blocks_expiry_time": 7}`,
+		`{"do_remote_prefill": true, "remote_num_tokens": 4, "remote_blocks_expiry_time": 7}`,
+		`{"do_remote_decode": true, "remote_num_tokens": 4, "remote_blocks_expiry_time": null}`,
 	} {
 		_, ok := readTurn(m.Turn(build(t, nil, ids)), []any{
 			build(t, nil, pv{"1.1", []uint32{7}}), build(t, nil, pv{"1.1", []uint32{8}}), build(t, nil, pv{"2.12", params})})
@@ -121,9 +124,9 @@ func TestPatchPull(t *testing.T) {
 	table, transfer := mustTable(t), Transfer{}
 	for method, want := range map[string][]pv{
 		vllmMethod: {{"8.1", uint32(1)}, {"8.2", uint32(1)}, {"10.3.1[do_remote_decode].4", true},
-			{"10.3.1[remote_num_tokens].2", float64(4)}},
+			{"10.3.1[remote_num_tokens].2", float64(4)}, {"10.3.1[remote_blocks_expiry_time].2", 7.5}},
 		smgMethod: {{"4.8", uint32(1)}, {"4.9", uint32(1)},
-			{"8", `{"do_remote_decode": true, "remote_num_tokens": 4, "remote_block_ids": [[1,  2]]}`}},
+			{"8", `{"do_remote_decode": true, "remote_num_tokens": 4, "remote_blocks_expiry_time": 7.5, "remote_block_ids": [[1,  2]]}`}},
 	} {
 		m := table.Lookup(method)
 		messages, _ := turnOf(t, method, 4)

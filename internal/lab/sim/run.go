@@ -79,7 +79,6 @@ type run struct {
 	moving   int           // prefill legs that have ended, whose KV has not moved yet
 	hold     time.Duration // how long decode engines keep a turn; 0 = they do not
 	turns    turns
-	pulled   int // measured turns that went to the next prefill leg
 
 	tokens   []uint32 // of the prompt that is being routed
 	samples  []drive.Sample

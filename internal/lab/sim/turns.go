@@ -86,9 +86,6 @@ func (r *run) pulls(f *flight, work *enginesim.Request) {
 		delete(r.turns.of, key)
 		f.legs.turn = t
 		work.Received, work.Transfer = t.tokens, t.engine.engine.Transfer(t.tokens)
-		if !f.sample.WarmUp {
-			r.pulled++
-		}
 		return
 	}
 }

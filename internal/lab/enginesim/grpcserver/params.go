@@ -110,10 +110,15 @@ func (k *kvSide) answerParams(l *leg, tokens int) string {
 		ids[i] = strconv.Itoa(i + 1)
 	}
 	addr := k.source.Addr()
+	expires := "null"
+	if !l.prefill {
+		now, _, _ := k.srv.driver.Snapshot()
+		expires = strconv.FormatFloat((now + k.Keep).Seconds(), 'f', -1, 64)
+	}
 	return fmt.Sprintf(`{"do_remote_prefill": %t, "do_remote_decode": %t, "remote_block_ids": [[%s]], `+
 		`"remote_engine_id": %q, "remote_request_id": %q, "remote_host": %q, "remote_port": %d, "tp_size": 1, `+
-		`"remote_num_tokens": %d}`,
-		l.prefill, !l.prefill, strings.Join(ids, ", "), k.EngineID, l.own, addr.IP.String(), addr.Port, tokens)
+		`"remote_num_tokens": %d, "remote_blocks_expiry_time": %s}`,
+		l.prefill, !l.prefill, strings.Join(ids, ", "), k.EngineID, l.own, addr.IP.String(), addr.Port, tokens, expires)
 }
 
 // asStruct is parameters as a Struct.
