@@ -105,6 +105,7 @@ type KV struct {
 	// Sequences leads to the number of outputs that a request asks for. One that asks for several is not split.
 	Sequences Path `json:"sequences,omitempty"`
 	// Answer leads to what the prefill leg hands over. Without it the legs are sent at the same time, and meet by $room.
+	// What vLLM's decode leg answers there goes to the prefill leg of the session's next turn, in the place of $answer.
 	Answer  Path            `json:"answer,omitempty"`
 	Prefill map[Path]string `json:"prefill"`
 	Decode  map[Path]string `json:"decode"`

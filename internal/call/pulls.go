@@ -128,7 +128,8 @@ func (l *legs) keeps(c *Call, msg any) {
 	if l.turn == nil {
 		return
 	}
-	if held, ok := l.turn.Read(msg); ok {
+	held, ok := l.turn.Read(msg)
+	if r := c.route; ok && (r == nil || r.of == nil || r.of.has(c.handle)) { // the session has not ended meanwhile
 		c.handle.pulls.keep(l.session, c.Decision().Replica, held, time.Now())
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	_ "github.com/warmpath/warmpath/internal/builtin"
+	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 )
@@ -97,4 +98,30 @@ func TestPullsAreBounded(t *testing.T) {
 	held.Params = make([]byte, maxPulls)
 	p.keep("too large", d, held, now)
 	require.Zero(t, p.size+len(p.of)+p.all.Len())
+}
+
+// A turn that ends after its session is not kept.
+func TestPullsOfSessions(t *testing.T) {
+	m := new(requestkey.Table).Lookup("/vllm.grpc.engine.VllmEngine/Generate")
+	request := &enginepb.GenerateRequest{Input: &enginepb.GenerateRequest_Tokenized{
+		Tokenized: &enginepb.TokenizedInput{InputIds: []uint32{1, 2, 3}},
+	}}
+	params := `{"do_remote_decode": true, "remote_num_tokens": 4, "remote_blocks_expiry_time": 7}`
+	last := &enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{
+		Complete: &enginepb.GenerateComplete{OutputIds: []uint32{7, 8}, KvTransferParamsJson: &params},
+	}}
+	h := NewHandle(nil, nil)
+	kept := func(r *Route) bool {
+		c := &Call{handle: h, route: r, legs: &legs{session: "s", turn: m.Turn(request)}}
+		c.reserved.held.Decision.Replica = connectedReplica()
+		c.legs.keeps(c, last)
+		return h.pulls.size > 0
+	}
+	s := NewSession("s")
+	s.uses(h)
+	require.True(t, kept(&Route{of: s}))
+	s.End()
+	require.Zero(t, h.pulls.size)
+	require.False(t, kept(&Route{of: s}))
+	require.True(t, kept(nil), "one without a life of its own")
 }

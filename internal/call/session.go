@@ -63,6 +63,14 @@ func (s *Session) uses(h *Handle) {
 	}
 }
 
+// has reports whether calls of a channel are noted, which ends with the session.
+func (s *Session) has(h *Handle) bool {
+	w := weak.Make(h)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Contains(s.used, w)
+}
+
 // forget frees what the channel keeps of a session.
 func (h *Handle) forget(session string) {
 	h.pulls.forget(session)
