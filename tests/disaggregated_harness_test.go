@@ -43,7 +43,14 @@ type kvFlow struct {
 	connector grpcserver.Connector
 	// wholeAtDecode: decode replicas serve whole requests.
 	wholeAtDecode bool
-	send          func(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) (answered []uint32, messages int, err error)
+	send          func(context.Context, *grpc.ClientConn, kvRequest) (answered []uint32, messages int, err error)
+}
+
+// kvRequest is a request of any flow.
+type kvRequest struct {
+	id     string
+	prompt []uint32
+	output int
 }
 
 var kvFlows = []kvFlow{
@@ -78,43 +85,43 @@ func kvReceive[M any](stream grpc.ServerStreamingClient[M], err error, tokens fu
 	return ids, n, err
 }
 
-func kvInference(id string, prompt []uint32, output int) *vllmpb.GenerateRequest {
+func kvInference(r kvRequest) *vllmpb.GenerateRequest {
 	return &vllmpb.GenerateRequest{
-		RequestId: id, Prompt: &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: prompt}},
-		Stopping: &vllmpb.StoppingCriteria{MaxNewTokens: uint32(output)},
+		RequestId: r.id, Prompt: &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: r.prompt}},
+		Stopping: &vllmpb.StoppingCriteria{MaxNewTokens: uint32(r.output)},
 	}
 }
 
-func kvSendStream(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
-	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, kvInference(id, prompt, output))
+func kvSendStream(ctx context.Context, cc *grpc.ClientConn, r kvRequest) ([]uint32, int, error) {
+	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, kvInference(r))
 	return kvReceive(stream, err, func(m *vllmpb.GenerateResponse) []uint32 { return m.GetOutputs().GetTokenIds() })
 }
 
-func kvSendUnary(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
-	m, err := vllmpb.NewInferenceClient(cc).Generate(ctx, kvInference(id, prompt, output))
+func kvSendUnary(ctx context.Context, cc *grpc.ClientConn, r kvRequest) ([]uint32, int, error) {
+	m, err := vllmpb.NewInferenceClient(cc).Generate(ctx, kvInference(r))
 	if err != nil {
 		return nil, 0, err
 	}
 	return m.GetOutputs().GetTokenIds(), 1, nil
 }
 
-func kvEngineRequest(id string, prompt []uint32, output int) *enginepb.GenerateRequest {
+func kvEngineRequest(r kvRequest) *enginepb.GenerateRequest {
 	return &enginepb.GenerateRequest{
-		RequestId: id, Stream: true,
-		SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(uint32(output)), Temperature: proto.Float32(0)},
-		Input:          &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: prompt}},
+		RequestId: r.id, Stream: true,
+		SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(uint32(r.output)), Temperature: proto.Float32(0)},
+		Input:          &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: r.prompt}},
 	}
 }
 
-func kvSendEngine(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
-	stream, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, kvEngineRequest(id, prompt, output))
+func kvSendEngine(ctx context.Context, cc *grpc.ClientConn, r kvRequest) ([]uint32, int, error) {
+	stream, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, kvEngineRequest(r))
 	return kvReceive(stream, err, func(m *enginepb.GenerateResponse) []uint32 { return m.GetChunk().GetTokenIds() })
 }
 
-func kvSendSGLang(ctx context.Context, cc *grpc.ClientConn, id string, prompt []uint32, output int) ([]uint32, int, error) {
+func kvSendSGLang(ctx context.Context, cc *grpc.ClientConn, r kvRequest) ([]uint32, int, error) {
 	stream, err := sglangpb.NewSglangSchedulerClient(cc).Generate(ctx, &sglangpb.GenerateRequest{
-		RequestId: id, Stream: true, SamplingParams: &sglangpb.SamplingParams{MaxNewTokens: proto.Uint32(uint32(output))},
-		Tokenized: &sglangpb.TokenizedInput{InputIds: prompt},
+		RequestId: r.id, Stream: true, SamplingParams: &sglangpb.SamplingParams{MaxNewTokens: proto.Uint32(uint32(r.output))},
+		Tokenized: &sglangpb.TokenizedInput{InputIds: r.prompt},
 	})
 	return kvReceive(stream, err, func(m *sglangpb.GenerateResponse) []uint32 { return m.GetChunk().GetTokenIds() })
 }
@@ -267,7 +274,7 @@ func (f *kvFleet) call(ctx context.Context, id string) (messages int, err error)
 
 // turn sends one request with a prompt.
 func (f *kvFleet) turn(ctx context.Context, id string, prompt []uint32, output int) (messages int, err error) {
-	ids, n, err := f.flow.send(ctx, f.cc, id, prompt, output)
+	ids, n, err := f.flow.send(ctx, f.cc, kvRequest{id, prompt, output})
 	if want := kvOutput(id, output); err == nil && !slices.Equal(ids, want) {
 		err = fmt.Errorf("request %s has the answer %v, not %v", id, ids, want)
 	}

@@ -26,9 +26,9 @@ func TestFirstTokenOfThePrefillReplica(t *testing.T) {
 		var request proto.Message
 		switch flow.name {
 		case "vllm.Inference stream":
-			request = kvInference("r", kvPrompt("r"), splitOutput)
+			request = kvInference(kvRequest{"r", kvPrompt("r"), splitOutput})
 		case "VllmEngine NIXL":
-			request = kvEngineRequest("r", kvPrompt("r"), splitOutput)
+			request = kvEngineRequest(kvRequest{"r", kvPrompt("r"), splitOutput})
 		default:
 			continue
 		}
@@ -64,7 +64,7 @@ func TestSampledFirstToken(t *testing.T) {
 	f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 1, moment: func(_ *kvEngine, m grpcserver.Moment, _ string) {
 		sent.Store(sent.Load() || m == grpcserver.DecodeFirst)
 	}})
-	q, first := kvEngineRequest("r", kvPrompt("r"), splitOutput), true
+	q, first := kvEngineRequest(kvRequest{"r", kvPrompt("r"), splitOutput}), true
 	q.SamplingParams.Temperature = nil
 	got := receive(deadline(t), f.cc, q, func(proto.Message) {
 		require.True(t, !first || sent.Load())

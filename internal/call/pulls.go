@@ -65,7 +65,8 @@ func (p *pulls) take(
 	}
 	kept := e.Value.(pull) // it does not change
 	from := v.ByID(kept.from.ID)
-	gone := now.After(kept.until) || from == nil || from.Address != kept.from.Address || from.Instance != kept.from.Instance
+	gone := now.After(kept.until) || from == nil ||
+		from.Address != kept.from.Address || from.Instance != kept.from.Instance
 	if !gone && (from.Pair != to.Pair || from.ID == to.ID || from.Drains() || !from.Connected() || !begins(&kept.held)) {
 		return nil
 	}

@@ -18,8 +18,8 @@ type Turn struct {
 	before uint64 // the hash of all but the last
 }
 
-// Held is the KV cache that a decode replica holds of a turn. Only a prompt that begins with its very tokens may use it:
-// the engine does not compare them.
+// Held is the KV cache that a decode replica holds of a turn. Only a prompt that begins with its very tokens may use
+// it: the engine does not compare them.
 type Held struct {
 	// Params are the transfer parameters, as they came.
 	Params []byte
@@ -67,7 +67,8 @@ func hashOf(tokens []uint32, prompt int, seed kvindex.Seed) uint64 {
 	return hash
 }
 
-// Read takes in a response message. It returns what the replica holds, with the last message of an engine that keeps it.
+// Read takes in a response message. It returns what the replica holds, with the last message of an engine that keeps
+// it.
 func (t *Turn) Read(response any) (held Held, ok bool) {
 	defer harmless()
 	msg, typed := response.(proto.Message)
@@ -100,8 +101,8 @@ func (t *Turn) Read(response any) (held Held, ok bool) {
 	return held, held.tokens >= held.prompt
 }
 
-// heldTokens is the number of tokens that transfer parameters offer to a prefill leg: a Struct or JSON. 0 = none. Without
-// the time when they expire the engine would not see that the blocks have other contents by then.
+// heldTokens is the number of tokens that transfer parameters offer to a prefill leg: a Struct or JSON. 0 = none.
+// Without the time when they expire the engine would not see that the blocks have other contents by then.
 func heldTokens(params []byte) int {
 	var p struct {
 		Decode  bool    `json:"do_remote_decode"`

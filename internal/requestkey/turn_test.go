@@ -12,7 +12,8 @@ import (
 // turnOf is a turn of the prompt 1, 2, 3 with the output 7, 8: the messages, of which the last has parameters for that
 // many tokens.
 func turnOf(t testing.TB, method string, tokens int) (messages []any, params []byte) {
-	json := fmt.Sprintf(`{"do_remote_decode": true, "remote_num_tokens": %d, "remote_blocks_expiry_time": 7.5, "remote_block_ids": [[1,  2]]}`, tokens)
+	json := fmt.Sprintf(`{"do_remote_decode": true, "remote_num_tokens": %d, "remote_blocks_expiry_time": 7.5, `+
+		`"remote_block_ids": [[1,  2]]}`, tokens)
 	if method == smgMethod {
 		return []any{
 			build(t, nil, pv{"1.1", []uint32{7}}), build(t, nil, pv{"1.1", []uint32{8}}),
@@ -126,7 +127,8 @@ func TestPatchPull(t *testing.T) {
 		vllmMethod: {{"8.1", uint32(1)}, {"8.2", uint32(1)}, {"10.3.1[do_remote_decode].4", true},
 			{"10.3.1[remote_num_tokens].2", float64(4)}, {"10.3.1[remote_blocks_expiry_time].2", 7.5}},
 		smgMethod: {{"4.8", uint32(1)}, {"4.9", uint32(1)},
-			{"8", `{"do_remote_decode": true, "remote_num_tokens": 4, "remote_blocks_expiry_time": 7.5, "remote_block_ids": [[1,  2]]}`}},
+			{"8", `{"do_remote_decode": true, "remote_num_tokens": 4, "remote_blocks_expiry_time": 7.5, ` +
+				`"remote_block_ids": [[1,  2]]}`}},
 	} {
 		m := table.Lookup(method)
 		messages, _ := turnOf(t, method, 4)

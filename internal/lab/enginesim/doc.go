@@ -23,9 +23,9 @@
 //   - a sequence of n tokens hits full blocks only, and at most n-1 tokens. A block is found by those that are
 //     scheduled after the one that computes it, even in the same pass, as in vLLM; a [Listener] receives stored
 //     and removed blocks after the pass, in the order in which it happened
-//   - a request with Hold, a prefill leg above all, keeps its blocks after the end until Release; one with Received takes
-//     the blocks for what comes when it is admitted, waits until the KV has come, and computes the rest: a decode leg the
-//     last token of the prompt only
+//   - a request with Hold, a prefill leg above all, keeps its blocks after the end until Release; one with Received
+//     takes the blocks for what comes when it is admitted, waits until the KV has come, and computes the rest: a
+//     decode leg the last token of the prompt only
 //   - every sequence whose prefill is complete gives one token at the end of each pass that it is in; it ends
 //     with the token that completes its output
 //

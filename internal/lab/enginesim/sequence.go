@@ -38,10 +38,10 @@ type Request struct {
 	BypassCache bool
 	// Hold keeps the blocks after the last token until Release, for another engine: the prefill leg of a request.
 	Hold bool
-	// Received is how many tokens of the prompt another engine has computed, from the first on: all for a decode leg, 0 for
-	// a request that is served whole. Once admitted, what is not cached here comes within Transfer, in proportion if a part
-	// is cached; the rest is computed here, one token at least. Of a prompt that the other engine has in part, less than
-	// recomputeBelow tokens do not come.
+	// Received is how many tokens of the prompt another engine has computed, from the first on: all for a decode leg, 0
+	// for a request that is served whole. Once admitted, what is not cached here comes within Transfer, in proportion if
+	// a part is cached; the rest is computed here, one token at least. Of a prompt that the other engine has in part,
+	// less than recomputeBelow tokens do not come.
 	Received int
 	Transfer time.Duration
 	// Data is for the caller.

@@ -47,9 +47,7 @@ func (r *run) prefill(f *flight, work enginesim.Request) {
 	}
 	f.legs.stage, f.legs.work = prefilling, work
 	work.OutputTokens, work.Hold = 1, true
-	if r.hold > 0 {
-		r.pulls(f, &work)
-	}
+	r.turns.pulls(f, &work)
 	r.submit(f, &f.legs.prefill, work)
 }
 
@@ -69,7 +67,7 @@ func (r *run) handOver(f *flight, seq *enginesim.Sequence) {
 	})
 	to := r.byID[f.reservation.Decision.Replica.ID].engine
 	work := l.work
-	work.Hold = r.hold > 0
+	work.Hold = r.turns.hold > 0
 	work.Received, work.Transfer = work.PromptTokens, to.Transfer(s.Prompt)
 	r.submit(f, &f.reservation, work)
 	r.serve()
@@ -78,7 +76,7 @@ func (r *run) handOver(f *flight, seq *enginesim.Sequence) {
 // free frees the KV of a leg where it was computed: it has moved.
 func (r *run) free(f *flight) {
 	if f.legs.stage == prefilling {
-		r.freeTurn(f.legs.turn)
+		r.turns.free(r.now, f.legs.turn)
 		return
 	}
 	r.moving--

@@ -77,7 +77,6 @@ type run struct {
 	queue    []waiting     // of all clients, in the order in which they came
 	pairs    int           // measured requests that were split
 	moving   int           // prefill legs that have ended, whose KV has not moved yet
-	hold     time.Duration // how long decode engines keep a turn; 0 = they do not
 	turns    turns
 
 	tokens   []uint32 // of the prompt that is being routed
@@ -99,7 +98,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
 	}
 	prompts.cut(c.Engines[0].BlockSize)
-	r.hold, r.turns.of = baseline.Hold(c.Split), make(map[turnKey]*turn)
+	r.turns = turns{hold: baseline.Hold(c.Split), block: c.Engines[0].BlockSize, of: make(map[turnKey]*turn)}
 	r.polling = polling{answered: make(map[*policy.Replica]time.Duration), asked: make([]int, c.Replicas)}
 	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
 	if r.fleet.ScrapeEvery > 0 {
@@ -183,7 +182,7 @@ func (r *run) all(ctx context.Context) error {
 		if arrived < len(r.rs) {
 			arrival, shares, scrape = r.rs[arrived].At, r.share.due(), r.scrape
 		}
-		over := r.nextFreed()
+		over := r.turns.next()
 		switch next := min(at, shares, scrape, arrival, over, r.impatient()); next {
 		case never:
 			return nil
@@ -193,7 +192,7 @@ func (r *run) all(ctx context.Context) error {
 			}
 		case over:
 			r.now = next
-			r.freeTurn(r.turns.queue[0])
+			r.turns.free(next, r.turns.queue[0])
 		case shares:
 			r.now = next
 			r.share.tick()

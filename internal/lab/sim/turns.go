@@ -12,6 +12,8 @@ import (
 
 // turns are what decode engines keep of the last turns, for the prefill legs of the next ones.
 type turns struct {
+	hold  time.Duration // how long an engine keeps one; 0 = none does
+	block int           // of an engine, in tokens
 	of    map[turnKey]*turn
 	queue []*turn // that were kept, the oldest first
 }
@@ -36,80 +38,72 @@ type turn struct {
 
 // leading returns the hash of the whole blocks of a prompt, as a trace has them, and how many blocks of an engine they
 // are. One block is the system prompt of all: it is none.
-func (r *run) leading(work *enginesim.Request) (hash uint64, blocks int) {
+func (t *turns) leading(work *enginesim.Request) (hash uint64, blocks int) {
 	if n := work.PromptTokens / workload.TraceBlock; n > 1 {
-		blocks = n * workload.TraceBlock / r.block
+		blocks = n * workload.TraceBlock / t.block
 		hash = work.Hashes[blocks-1]
 	}
 	return hash, blocks
 }
 
-// turnOf is what a request is found by; false = it is not.
-func (r *run) turnOf(f *flight, work *enginesim.Request) (key turnKey, ok bool) {
-	hash, blocks := r.leading(work)
+// key is what a request is found by; false = it is not.
+func (t *turns) key(f *flight, work *enginesim.Request) (key turnKey, ok bool) {
+	hash, blocks := t.leading(work)
 	if f.req.Session != "" {
 		hash = xxh3.HashString(f.req.Session)
 	}
 	return turnKey{f.router, hash}, blocks > 0
 }
 
-// keep keeps the turn of a decode leg that has ended.
-func (r *run) keep(f *flight, seq *enginesim.Sequence) {
+// keep keeps the turn of a decode leg that has ended on an engine.
+func (t *turns) keep(f *flight, on *machine, seq *enginesim.Sequence) {
 	work, res := &f.legs.work, seq.Result()
-	t := &turn{
-		engine: r.byID[f.reservation.Decision.Replica.ID], seq: seq, until: r.now + r.hold,
-		tokens: work.PromptTokens + res.OutputTokens - 1,
+	kept := &turn{
+		engine: on, seq: seq, until: res.End + t.hold, tokens: work.PromptTokens + res.OutputTokens - 1,
 	}
-	t.prefix, t.blocks = r.leading(work)
-	r.turns.queue = append(r.turns.queue, t)
-	if key, ok := r.turnOf(f, work); ok {
-		t.key = key
-		r.turns.of[key] = t
+	kept.prefix, kept.blocks = t.leading(work)
+	t.queue = append(t.queue, kept)
+	if key, ok := t.key(f, work); ok {
+		kept.key = key
+		t.of[key] = kept
 	}
 }
 
 // pulls has the prefill leg of a request get what is kept of the turn before, of which its prompt is the continuation.
-func (r *run) pulls(f *flight, work *enginesim.Request) {
-	keys := []turnKey{}
-	if key, ok := r.turnOf(f, work); ok && f.req.Session != "" {
-		keys = append(keys, key)
-	} else if ok {
-		for n := work.PromptTokens / workload.TraceBlock; n > 1; n-- { // the longest
-			keys = append(keys, turnKey{f.router, work.Hashes[n*workload.TraceBlock/r.block-1]})
-		}
+func (t *turns) pulls(f *flight, work *enginesim.Request) {
+	key, ok := t.key(f, work)
+	kept := t.of[key]
+	for n := work.PromptTokens / workload.TraceBlock; ok && kept == nil && f.req.Session == "" && n > 1; n-- {
+		kept = t.of[turnKey{f.router, work.Hashes[n*workload.TraceBlock/t.block-1]}] // the longest
 	}
-	for _, key := range keys {
-		t := r.turns.of[key]
-		if t == nil || t.tokens >= work.PromptTokens || work.Hashes[t.blocks-1] != t.prefix {
-			continue
-		}
-		delete(r.turns.of, key)
-		f.legs.turn = t
-		work.Received, work.Transfer = t.tokens, t.engine.engine.Transfer(t.tokens)
+	if kept == nil || kept.tokens >= work.PromptTokens || work.Hashes[kept.blocks-1] != kept.prefix {
 		return
 	}
+	delete(t.of, kept.key)
+	f.legs.turn = kept
+	work.Received, work.Transfer = kept.tokens, kept.engine.engine.Transfer(kept.tokens)
 }
 
-// freeTurn frees a turn where it was kept: it has moved, or its time is over.
-func (r *run) freeTurn(t *turn) {
-	if t.freed {
+// free frees a turn where it was kept: it has moved, or its time is over.
+func (t *turns) free(now time.Duration, kept *turn) {
+	if kept.freed {
 		return
 	}
-	t.freed = true
-	if r.turns.of[t.key] == t {
-		delete(r.turns.of, t.key)
+	kept.freed = true
+	if t.of[kept.key] == kept {
+		delete(t.of, kept.key)
 	}
-	t.engine.engine.Release(r.now, t.seq)
-	t.engine.due = due(t.engine.engine)
+	kept.engine.engine.Release(now, kept.seq)
+	kept.engine.due = due(kept.engine.engine)
 }
 
-// nextFreed is when the next turn's time is over.
-func (r *run) nextFreed() time.Duration {
-	for len(r.turns.queue) > 0 {
-		if t := r.turns.queue[0]; !t.freed {
-			return t.until
+// next is when the next turn's time is over.
+func (t *turns) next() time.Duration {
+	for len(t.queue) > 0 {
+		if first := t.queue[0]; !first.freed {
+			return first.until
 		}
-		r.turns.queue = r.turns.queue[1:]
+		t.queue = t.queue[1:]
 	}
 	return never
 }

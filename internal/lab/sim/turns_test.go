@@ -13,20 +13,26 @@ import (
 // The prefill leg of the next turn computes what is new alone, if the turn is still kept. In the end nothing is.
 func TestTurns(t *testing.T) {
 	first := []workload.Segment{{Seed: 1, Len: 4000}}
-	next := append(first[:1:1], workload.Segment{Seed: workload.OutputSeed("a"), Len: 500}, workload.Segment{Seed: 2, Len: 300})
+	next := append(first[:1:1],
+		workload.Segment{Seed: workload.OutputSeed("a"), Len: 500}, workload.Segment{Seed: 2, Len: 300})
+	long := 8 * time.Minute
 	for name, tt := range map[string]struct {
 		session string
 		hold    time.Duration
 		change  func(*workload.Request) // of the next turn
 		want    int                     // tokens that its prefill leg gets
 	}{
-		"a session":          {session: "s", hold: 8 * time.Minute, want: 4499 - 4000},
-		"no session":         {hold: 8 * time.Minute, want: 4499 - 4000},
-		"not kept":           {session: "s"},
-		"no longer kept":     {session: "s", hold: time.Minute},
-		"another session":    {session: "s", hold: 8 * time.Minute, change: func(q *workload.Request) { q.Session = "t" }},
-		"a shorter prompt":   {session: "s", hold: 8 * time.Minute, change: func(q *workload.Request) { q.Segments, q.PromptTokens = next[:1], 4000 }},
-		"another first turn": {session: "s", hold: 8 * time.Minute, change: func(q *workload.Request) { q.Segments = []workload.Segment{{Seed: 9, Len: 4800}} }},
+		"a session":       {session: "s", hold: long, want: 4499 - 4000},
+		"no session":      {hold: long, want: 4499 - 4000},
+		"not kept":        {session: "s"},
+		"no longer kept":  {session: "s", hold: time.Minute},
+		"another session": {session: "s", hold: long, change: func(q *workload.Request) { q.Session = "t" }},
+		"a shorter prompt": {session: "s", hold: long, change: func(q *workload.Request) {
+			q.Segments, q.PromptTokens = next[:1], 4000
+		}},
+		"another first turn": {session: "s", hold: long, change: func(q *workload.Request) {
+			q.Segments = []workload.Segment{{Seed: 9, Len: 4800}}
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rs := []workload.Request{
@@ -39,7 +45,7 @@ func TestTurns(t *testing.T) {
 			r, err := newRun(NewPrompts(rs), Config{Replicas: 2, Clients: 1, Prefill: 1, Decode: 1, Split: "always",
 				Channel: named("round_robin"), Seed: 1})
 			require.NoError(t, err)
-			r.hold = tt.hold
+			r.turns.hold = tt.hold
 			require.NoError(t, r.all(t.Context()))
 			require.NoError(t, r.settled())
 			require.Equal(t, tt.want, r.machines[0].engine.Stats().ReceivedTokens)

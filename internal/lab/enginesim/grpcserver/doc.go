@@ -15,8 +15,8 @@
 // With Config.Disaggregation it is a prefill engine, a decode engine, or both. The legs of a request meet by NIXL's or
 // Mooncake's parameters, or in SGLang's bootstrap rooms; package kvtransfer is the way between the engines.
 // Parameters are checked as real engines do, and must come back byte by byte. A leg that has wrong ones ends with
-// INVALID_ARGUMENT, one that cannot have its KV with INTERNAL, as with vLLM's kv_load_failure_policy "fail". One that gets
-// the KV of other tokens gives a wrong output.
+// INVALID_ARGUMENT, one that cannot have its KV with INTERNAL, as with vLLM's kv_load_failure_policy "fail". One that
+// gets the KV of other tokens gives a wrong output.
 //
 // # Figures
 //

@@ -214,8 +214,8 @@ func (l *leg) holds(call *enginesim.Call, tokens int, lease time.Duration) {
 	l.source.Ready(kv)
 }
 
-// keeps has a decode engine hold what it has computed of the turn, for the prefill leg of the next one: all but the last
-// token of the output.
+// keeps has a decode engine hold what it has computed of the turn, for the prefill leg of the next one: all but the
+// last token of the output.
 func (l *leg) keeps(call *enginesim.Call) (err error) {
 	k, r := l.side, call.Result()
 	if k.Keep == 0 || k.Connector != NIXL || r.Aborted {

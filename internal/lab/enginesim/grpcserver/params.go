@@ -101,8 +101,8 @@ func (k *kvSide) mooncakeLeg(p *kvParams, refused func(string, ...any) (*leg, er
 	return &leg{side: k, key: "transfer/" + p.TransferID, params: p.RemoteEngineID, addr: addr, wait: true}, nil
 }
 
-// answerParams are what a leg answers: the parameters for the leg that gets the KV of its first tokens, written as Python
-// does, so that they differ from what a Go program would write.
+// answerParams are what a leg answers: the parameters for the leg that gets the KV of its first tokens, written as
+// Python does, so that they differ from what a Go program would write.
 func (k *kvSide) answerParams(l *leg, tokens int) string {
 	size := k.srv.driver.Config().BlockSize
 	ids := make([]string, (tokens+size-1)/size)

@@ -21,7 +21,8 @@ func TestTurns(t *testing.T) {
 			p, d, toP, toD := legs(t, NIXL, func(c *Disaggregation) { c.Keep = time.Hour })
 			prompt := tokens(0, 100)
 			first := generate(t.Context(), toP, with(engineRequest("one", prompt, 1, false), nixlPrefill))
-			got := generate(t.Context(), toD, with(engineRequest("one", prompt, 80, true), first.complete.GetKvTransferParamsJson()))
+			got := generate(t.Context(), toD,
+				with(engineRequest("one", prompt, 80, true), first.complete.GetKvTransferParamsJson()))
 			require.NoError(t, got.err)
 			for _, c := range got.chunks {
 				prompt = append(prompt, c.TokenIds...)
@@ -45,7 +46,8 @@ func TestTurns(t *testing.T) {
 			require.Equal(t, kvtransfer.Stats{Pulled: 1}, d.Stats().KV)
 			require.Equal(t, 179-96, p.Stats().Engine.ReceivedTokens, "96 are in its own cache")
 			require.Equal(t, 200-179, p.Stats().Engine.ComputedTokens-computed)
-			got = generate(t.Context(), toD, with(engineRequest("two", prompt, 4, true), second.complete.GetKvTransferParamsJson()))
+			got = generate(t.Context(), toD,
+				with(engineRequest("two", prompt, 4, true), second.complete.GetKvTransferParamsJson()))
 			require.NoError(t, got.err)
 			require.Equal(t, changed, got.chunks[0].TokenIds[0] != workload.Token(workload.OutputSeed("two"), 0))
 
@@ -61,7 +63,8 @@ func TestTurnsThatAreNotPulled(t *testing.T) {
 	turn := func(id string, output uint32) (prompt []uint32, kept string) {
 		prompt = tokens(0, 100)
 		first := generate(t.Context(), toP, with(engineRequest(id, prompt, 1, false), nixlPrefill))
-		got := generate(t.Context(), toD, with(engineRequest(id, prompt, output, false), first.complete.GetKvTransferParamsJson()))
+		got := generate(t.Context(), toD,
+			with(engineRequest(id, prompt, output, false), first.complete.GetKvTransferParamsJson()))
 		require.NoError(t, got.err)
 		return append(prompt, got.complete.OutputIds...), got.complete.GetKvTransferParamsJson()
 	}
