@@ -31,7 +31,7 @@ func TestPrioritiesInMetadata(t *testing.T) {
 		return &testpb.SimpleResponse{}, nil
 	}})
 	m := newMeter(t)
-	cc := dial(t, target(r), m.option, client.WithConfig(config(`{"round_robin":{}}`, `"max_ongoing_requests":1`, `"priority_key":"Urgency"`)))
+	cc := dial(t, target(r), m.option, client.WithConfig(config(`{"round_robin":{}}`, `"max_ongoing_requests":1`)))
 	stub := testpb.NewTestServiceClient(cc)
 	connectedExcept(t, cc, []*replica{r})
 	var calls sync.WaitGroup
@@ -39,7 +39,7 @@ func TestPrioritiesInMetadata(t *testing.T) {
 		calls.Go(func() {
 			ctx := deadline(t)
 			if priority != "" {
-				ctx = metadata.AppendToOutgoingContext(ctx, "urgency", priority)
+				ctx = metadata.AppendToOutgoingContext(ctx, "X-Warmpath-Priority", priority)
 			}
 			if _, err := stub.UnaryCall(ctx, simple(who)); err != nil {
 				t.Error(err)

@@ -36,9 +36,6 @@ type Config struct {
 	// MaxQueuedRequests bounds the requests that wait while all are full; 0 =
 	// 1,000, Off = no bound.
 	MaxQueuedRequests Limit `json:"max_queued_requests,omitempty"`
-	// PriorityKey is the metadata key that carries a call's priority in the queue: low,
-	// normal or high. A level is worth 10 s of waiting. Empty = x-warmpath-priority.
-	PriorityKey string `json:"priority_key,omitempty"`
 	// MaxAttempts bounds the attempts of one call, the first included; 0 = 3, at
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
@@ -175,7 +172,6 @@ func ParseConfig(data []byte) (*Config, error) {
 func (c Config) WithDefaults() Config {
 	c.Policy.Name = cmp.Or(c.Policy.Name, Default)
 	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, 1000)
-	c.PriorityKey = cmp.Or(c.PriorityKey, "x-warmpath-priority")
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
 	c.Backoff = c.Backoff.withDefaults()
@@ -212,9 +208,6 @@ func (c *Config) Validate() error {
 		c.Ejection.validate(),
 		inField("session_keys", checkSessionKeys(c.SessionKeys)),
 	)
-	if c.PriorityKey != "" {
-		err = cmp.Or(err, inField("priority_key", checkSessionKeys([]string{c.PriorityKey})))
-	}
 	if err == nil {
 		err = c.Adoption.validate()
 	}

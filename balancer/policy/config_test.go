@@ -72,7 +72,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		"field in other case":       {in(`"Max_Attempts":3`), `config: unknown field "Max_Attempts"`},
 		"field twice":               {in(`"max_attempts":3,"max_attempts":4`), "config: max_attempts: it is there twice"},
 		"field twice deeper":        {in(`"ejection":{"failures":3,"failures":4}`), "config: ejection.failures: it is there twice"},
-		"field twice in the policy": {`{"policy":{"consistent_hash":{"weighted":true,"weighted":false}}}`, "policy.consistent_hash: weighted: it is there twice"},
+		"field twice in the policy": {`{"policy":{"consistent_hash":{"max_load_factor":1,"max_load_factor":2}}}`, "policy.consistent_hash: max_load_factor: it is there twice"},
 		"policy twice":              {in(`"policy":{}`), "config: policy: it is there twice"},
 		"YAML":                      {"policy: {round_robin: {}}", "it is not JSON: at byte 1"},
 		"unknown policy":            {`{"policy":{"rr":{}}}`, `"rr" is unknown; choose one of consistent_hash, `},
@@ -111,7 +111,7 @@ func TestParseConfigRefuses(t *testing.T) {
 		"num_virtual_nodes many":    {`{"policy":{"consistent_hash":{"num_virtual_nodes":"many"}}}`, "policy.consistent_hash: num_virtual_nodes: it is a string"},
 		"num_fallback_replicas":     {`{"policy":{"consistent_hash":{"num_fallback_replicas":-1}}}`, "policy.consistent_hash: num_fallback_replicas: it is a number -1"},
 		"max_load_factor":           {`{"policy":{"consistent_hash":{"max_load_factor":0.5}}}`, "policy.consistent_hash: max_load_factor: 0.5"},
-		"weighted":                  {`{"policy":{"consistent_hash":{"weighted":1}}}`, "weighted: it is a number, not true or false"},
+		"sticky_sessions":           {`{"policy":{"kv_aware":{"sticky_sessions":1}}}`, "sticky_sessions: it is a number, not true or false"},
 		"policy config of a word":   {`{"policy":{"consistent_hash":"x"}}`, "policy.consistent_hash: the config is a string, not an object"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -219,7 +219,7 @@ func TestDecodeKeepsDefaults(t *testing.T) {
 
 func FuzzParseConfig(f *testing.F) {
 	for _, s := range []string{
-		"", "null", "{}", `{"policy":{"round_robin":{}}}`, `{"policy":{"consistent_hash":{"num_virtual_nodes":100,"weighted":true}}}`,
+		"", "null", "{}", `{"policy":{"round_robin":{}}}`, `{"policy":{"consistent_hash":{"num_virtual_nodes":100,"max_load_factor":1.25}}}`,
 		`{"policy":{"power_of_two_choices":{}},"session_keys":[],"prepare_timeout":"1.5s","dialects":[1,{"a":[]}]}`,
 		`{"policy":{"a":1,"a":2}}`, `{"max_attempts":1e3}`, `{"policy":[]}`, "{} {}",
 	} {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"reflect"
-	"strings"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
@@ -53,7 +52,6 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 		Policy:      router.Deciding(c.Config),
 		Central:     b.attached.central(&c.Adoption),
 		SessionKeys: c.sessions,
-		PriorityKey: strings.ToLower(c.PriorityKey),
 		Abort:       b.abort,
 		NoKey:       b.warnNoKey,
 		Key:         c.key,

@@ -34,7 +34,6 @@ type Binding struct {
 	Ranks       bool                    // replicas have several data-parallel ranks
 	Resumes     bool                    // streams of some methods go on at another replica
 	SessionKeys *requestkey.SessionKeys // nil = none
-	PriorityKey string                  // metadata key of the priority, in lower case
 	NeedsPrompt bool                    // calls without a prompt are refused
 	Central     Central                 // zero = the server is not asked
 	// Abort has a replica's engine stop a request that was cancelled, and calls ended with the

@@ -64,7 +64,9 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 // dialect is how the messages of a request's method are read.
 func (b *Binding) dialect(q *policy.Request) *requestkey.Method { return b.Dialects.Lookup(q.Method) }
 
-// priorities are the levels by their names in metadata.
+// priorityKey is the metadata key of a call's priority in the queue, and priorities are its values.
+const priorityKey = "x-warmpath-priority"
+
 var priorities = map[string]int{"low": -1, "normal": 0, "high": 1}
 
 // ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id
@@ -80,7 +82,7 @@ func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request)
 		}
 	}
 	q.Priority = 0
-	for _, s := range metadata.ValueFromOutgoingContext(ctx, b.PriorityKey) {
+	for _, s := range metadata.ValueFromOutgoingContext(ctx, priorityKey) {
 		if p, ok := priorities[s]; ok {
 			q.Priority = p
 			return
@@ -321,7 +323,7 @@ func (r *requestCodec) kept() (mem.BufferSlice, error) {
 func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 	c := a.call
 	b := c.handle.bound.Load()
-	prioritized := len(metadata.ValueFromOutgoingContext(c.Context, b.PriorityKey)) > 0 // the context is the application's
+	prioritized := len(metadata.ValueFromOutgoingContext(c.Context, priorityKey)) > 0 // the context is the application's
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.key.msg = msg

@@ -11,7 +11,7 @@ import (
 )
 
 func TestPriorityOfACall(t *testing.T) {
-	b := &Binding{PriorityKey: "x-warmpath-priority"}
+	b := new(Binding)
 	for _, c := range []struct {
 		md   []string
 		want int
