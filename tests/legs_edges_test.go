@@ -282,8 +282,8 @@ func TestLegsOfARank(t *testing.T) {
 // While replicas of one role are being connected, calls wait for them as they wait in a channel of one replica.
 func TestFirstCallsWaitForBothRoles(t *testing.T) {
 	p, d := startLegReplica(t, "p"), startLegReplica(t, "d")
-	pairOnly := `"dialects":[{"like":"/vllm.Inference/Generate","kv":{"params":"10.3","answer":"2.8.6","pair_only":true,
-		"prefill":{"8.1":"1"},"decode":{"10.3":"$answer"}}}]`
+	pairOnly := `"dialects":[{"like":"/vllm.Inference/Generate","kv":{"params":"10.3",
+		"prefill":{"8.1":"1"},"decode":{"10.3.1[room].4":"$room"}}}]`
 	for silent, others := range map[string]string{"p": "d", "d": "p"} {
 		l := listenLoopback(t) // it accepts connections, and is silent
 		t.Cleanup(func() { require.NoError(t, l.Close()) })

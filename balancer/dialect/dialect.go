@@ -104,18 +104,12 @@ type KV struct {
 	Params Path `json:"params"`
 	// Sequences leads to the number of outputs that a request asks for. One that asks for several is not split.
 	Sequences Path `json:"sequences,omitempty"`
-	// Answer leads to what the prefill leg hands over. Without it the legs are sent at the same time, and meet by $room.
+	// Answer leads to what the prefill leg hands over. Without it the legs are sent at the same time, and meet by $room:
+	// then replicas of a role are given no request that is not split.
 	// What vLLM's decode leg answers there goes to the prefill leg of the session's next turn, in the place of $answer.
 	Answer  Path            `json:"answer,omitempty"`
 	Prefill map[Path]string `json:"prefill"`
 	Decode  map[Path]string `json:"decode"`
-	// DrainDecode delays the end of a cancelled decode leg until its first response message: an engine may not survive an
-	// abort during the transfer.
-	DrainDecode bool `json:"drain_decode,omitempty"`
-	// PairOnly is for an engine whose replicas of a role refuse requests that are not split.
-	PairOnly bool `json:"pair_only,omitempty"`
-	// Engine replaces the legs where the prefill replica has an engine id.
-	Engine *KV `json:"engine,omitempty"`
 }
 
 // Usage describes where a response carries token counts. Servers differ in what they

@@ -20,6 +20,13 @@ var builtinMethods = sync.OnceValue(func() map[string]*Method {
 	known := make(map[string]*Method)
 	for _, d := range builtin {
 		m, err := newMethod(d, known)
+		if engine, ok := engineLegs[d.Methods[0]]; ok && err == nil {
+			m.legs.drain = true
+			if engine != nil {
+				m.legs.engine, err = newLegs(engine)
+				m.legs.engine.drain = true
+			}
+		}
 		if err != nil {
 			panic(err) // the data is tested
 		}
@@ -53,15 +60,21 @@ var mooncake = &dialect.KV{
 		"8": `{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"$room"}`},
 	Decode: legFields{"8": `{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":"$room",` +
 		`"remote_engine_id":"$engine","remote_bootstrap_addr":"http://$address"}`},
-	DrainDecode: true,
+}
+
+// engineLegs are the engines that may not survive the end of a decode leg during the transfer, by the first of their
+// methods: a leg that is cancelled goes on until its first response message. The value are the legs where the prefill
+// replica has an engine id; nil = the same.
+var engineLegs = map[string]*dialect.KV{
+	"/vllm.grpc.engine.VllmEngine/Generate":                   mooncake,
+	"/sglang.grpc.scheduler.SglangScheduler/Generate":         nil,
+	"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate": nil,
 }
 
 // bootstrap are the legs of SGLang's servers: both carry the address of the prefill replica's bootstrap server, and a
 // room there.
-func bootstrap(params, sequences dialect.Path, room legFields, drain bool) *dialect.KV {
-	return &dialect.KV{
-		Params: params, Sequences: sequences, Prefill: room, Decode: room, DrainDecode: drain, PairOnly: true,
-	}
+func bootstrap(params, sequences dialect.Path, room legFields) *dialect.KV {
+	return &dialect.KV{Params: params, Sequences: sequences, Prefill: room, Decode: room}
 }
 
 // builtin is the data. An Abort is named for servers whose engines may go on when a call is
@@ -87,10 +100,9 @@ var builtin = []dialect.Dialect{
 		RequestID: "1", Prompt: "3", Tokens: "2.2", Rank: "9", Usage: chunkDelta,
 		Media: &dialect.Media{Path: "7", ID: "6[]", Offset: "5[].1"}, Abort: "/vllm.grpc.engine.VllmEngine/Abort",
 		KV: &dialect.KV{
-			Params: "8|6", Sequences: "4.15", Answer: "2.12", DrainDecode: true,
+			Params: "8|6", Sequences: "4.15", Answer: "2.12",
 			Prefill: legFields{"4.8": "1", "4.9": "1", "8": `{"do_remote_decode":true}`},
 			Decode:  legFields{"8": "$answer"},
-			Engine:  mooncake,
 		},
 	}, {
 		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Embed"},
@@ -100,7 +112,7 @@ var builtin = []dialect.Dialect{
 		MaxTokens: "4.8",
 		RequestID: "1", Tokens: "2.2", Adapter: "15", Rank: "16", Usage: chunkSecond,
 		Media: &dialect.Media{Path: "3", Offset: "11[].1"}, Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
-		KV: bootstrap("10", "4.17", legFields{"10.1": "$host", "10.2": "$port", "10.3": "$room32"}, true),
+		KV: bootstrap("10", "4.17", legFields{"10.1": "$host", "10.2": "$port", "10.3": "$room32"}),
 	}, {
 		Methods:   []string{"/sglang.grpc.scheduler.SglangScheduler/Embed"},
 		RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
@@ -108,12 +120,12 @@ var builtin = []dialect.Dialect{
 		Methods:   []string{"/sglang.runtime.v1.SglangService/TextGenerate"},
 		MaxTokens: "2.8",
 		Prompt:    "1", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo,
-		KV: bootstrap("14", "2.13", legFields{"14.1": "$host", "14.2": "$port", "14.3": "$room"}, false),
+		KV: bootstrap("14", "2.13", legFields{"14.1": "$host", "14.2": "$port", "14.3": "$room"}),
 	}, {
 		Methods:   []string{"/sglang.runtime.v1.SglangService/Generate"},
 		MaxTokens: "2.8",
 		Tokens:    "1", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
-		KV: bootstrap("13", "2.13", legFields{"13.1": "$host", "13.2": "$port", "13.3": "$room"}, false),
+		KV: bootstrap("13", "2.13", legFields{"13.1": "$host", "13.2": "$port", "13.3": "$room"}),
 	}, {
 		Methods:  []string{"/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"},
 		JSONBody: "1", Usage: dialect.Usage{JSON: "1"},
@@ -133,7 +145,7 @@ var builtin = []dialect.Dialect{
 		Prompt:    "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1",
 		Rank:  "17",
 		Media: &dialect.Media{Path: "19|20|21|22"}, Usage: dialect.Usage{Prompt: "1.2.2", Output: "1.2.3"},
-		KV: bootstrap("12|13|14", "5.1.13", legFields{"12.1.1": "$host", "13.1.1": "$port", "14.1.1": "$room"}, false),
+		KV: bootstrap("12|13|14", "5.1.13", legFields{"12.1.1": "$host", "13.1.1": "$port", "14.1.1": "$room"}),
 	}, {
 		Methods:   []string{"/trtllm.TrtllmService/Generate"},
 		MaxTokens: "5",
@@ -148,7 +160,7 @@ var builtin = []dialect.Dialect{
 		MaxTokens: "3.8",
 		RequestID: "1", Tokens: "2.1", Usage: chunkSecond,
 		Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
-		KV:    bootstrap("11", "3.15", legFields{"11.1": "$host", "11.2": "$port", "11.3": "$room"}, true),
+		KV:    bootstrap("11", "3.15", legFields{"11.1": "$host", "11.2": "$port", "11.3": "$room"}),
 	}, {
 		Methods:   []string{"/smg.worker.v1.WorkerInference/Generate"},
 		MaxTokens: "3.8",

@@ -21,7 +21,7 @@ type Legs struct {
 	prefill, decode           []assignment
 	handed                    []assignment // of decode, the answer
 	sequential                bool
-	drain, pairOnly           bool
+	drain                     bool
 	engine                    *Legs // where the prefill replica has an engine id; nil = the same
 }
 
@@ -46,7 +46,7 @@ type Transfer struct {
 
 // newLegs compiles the legs of a dialect. The error names the field.
 func newLegs(kv *dialect.KV) (*Legs, error) {
-	l := &Legs{sequential: kv.Answer != "", drain: kv.DrainDecode, pairOnly: kv.PairOnly}
+	l := &Legs{sequential: kv.Answer != ""}
 	for _, p := range []struct {
 		at   *place
 		name string
@@ -75,11 +75,6 @@ func newLegs(kv *dialect.KV) (*Legs, error) {
 	for _, a := range l.decode {
 		if a.value == "$answer" {
 			l.handed = append(l.handed, a)
-		}
-	}
-	if kv.Engine != nil {
-		if l.engine, err = newLegs(kv.Engine); err != nil {
-			return nil, fmt.Errorf("engine: %w", err)
 		}
 	}
 	return l, nil
@@ -158,8 +153,8 @@ func (l *Legs) Sequential() bool { return l.sequential }
 // Drains reports whether a cancelled decode leg goes on until its first response message.
 func (l *Legs) Drains() bool { return l.drain }
 
-// PairOnly reports whether replicas that have a role refuse requests that are not split.
-func (l *Legs) PairOnly() bool { return l.pairOnly }
+// PairOnly reports whether replicas that have a role refuse requests that are not split: those whose legs begin at once.
+func (l *Legs) PairOnly() bool { return !l.sequential }
 
 // Answer reads what a response of a leg hands over, which may alias the message; nil where it is not there.
 func (l *Legs) Answer(response any) (answer []byte) {

@@ -149,18 +149,17 @@ func TestLegsConfig(t *testing.T) {
 	type fields = map[dialect.Path]string
 	one := fields{"3": "1"}
 	for want, kv := range map[string]dialect.KV{
-		"kv.params":                        {},
-		"kv.answer":                        {Params: "3", Answer: "2"},
-		"kv.prefill: \"a.b\"":              {Params: "3", Prefill: fields{"a.b": "1"}},
-		"kv.decode: \"3[]\"":               {Params: "3", Prefill: one, Decode: fields{"3[]": "1"}},
-		"kv.sequences":                     {Params: "3", Sequences: "0"},
-		"kv.engine: answer":                {Params: "3", Prefill: one, Decode: one, Engine: &dialect.KV{Answer: "1"}},
-		"kv.prefill: it is not set":        {Params: "3"},
-		"kv.decode: it is not set":         {Params: "3", Prefill: one},
-		"kv.prefill: \"3\": $bootstrap":    {Params: "3", Prefill: fields{"3": "http://$bootstrap"}, Decode: one},
-		"kv.prefill: \"3\": $answer":       {Params: "3", Prefill: fields{"3": "$answer"}, Decode: one},
-		"kv.decode: \"4\": $answer":        {Params: "3", Answer: "2", Prefill: one, Decode: fields{"3": "$answer", "4": "<$answer>"}},
-		"kv.engine: decode: \"3\": $rooms": {Params: "3", Prefill: one, Decode: one, Engine: &dialect.KV{Prefill: one, Decode: fields{"3": "$rooms"}}},
+		"kv.params":                     {},
+		"kv.answer":                     {Params: "3", Answer: "2"},
+		"kv.prefill: \"a.b\"":           {Params: "3", Prefill: fields{"a.b": "1"}},
+		"kv.decode: \"3[]\"":            {Params: "3", Prefill: one, Decode: fields{"3[]": "1"}},
+		"kv.sequences":                  {Params: "3", Sequences: "0"},
+		"kv.prefill: it is not set":     {Params: "3"},
+		"kv.decode: it is not set":      {Params: "3", Prefill: one},
+		"kv.prefill: \"3\": $bootstrap": {Params: "3", Prefill: fields{"3": "http://$bootstrap"}, Decode: one},
+		"kv.prefill: \"3\": $answer":    {Params: "3", Prefill: fields{"3": "$answer"}, Decode: one},
+		"kv.decode: \"4\": $answer":     {Params: "3", Answer: "2", Prefill: one, Decode: fields{"3": "$answer", "4": "<$answer>"}},
+		"kv.decode: \"3\": $rooms":      {Params: "3", Prefill: one, Decode: fields{"3": "$rooms"}},
 	} {
 		_, err := NewTable(dialect.Dialect{Methods: []string{"/a.B/C"}, KV: &kv})
 		require.ErrorContains(t, err, want)

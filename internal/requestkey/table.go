@@ -135,9 +135,9 @@ func (m *Method) HasUsage() bool { return m != nil && m.usage }
 
 // newMethod compiles a dialect, which may be like one of those that are known.
 func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
+	var base *Method
 	if d.Like != "" {
-		base := known[d.Like]
-		if base == nil {
+		if base = known[d.Like]; base == nil {
 			return nil, fmt.Errorf("like: no built-in dialect for method %q", d.Like)
 		}
 		like := base.dialect
@@ -153,8 +153,11 @@ func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
 		return nil, err
 	}
 	m.form = outputForms[d.Methods[0]]
-	if d.Like != "" {
-		m.form = known[d.Like].form
+	if base != nil {
+		m.form = base.form
+		if m.dialect.KV == base.dialect.KV {
+			m.legs = base.legs
+		}
 	}
 	switch {
 	case m.form != nil:
