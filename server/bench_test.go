@@ -172,7 +172,7 @@ func BenchmarkBroadcast(b *testing.B) {
 			var err error
 			watchers := make([]*watcher, 100)
 			for i := range watchers {
-				watchers[i], err = d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true}, "x")
+				watchers[i], err = d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true})
 				require.NoError(b, err)
 				watchers[i].news()
 			}

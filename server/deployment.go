@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -23,6 +24,7 @@ import (
 // A deployment is one fleet with one policy.
 type deployment struct {
 	name  string
+	life  string // of its numbers and versions; another one where the deployment is removed and added again
 	log   *slog.Logger
 	now   func() time.Time
 	tally tally
@@ -64,7 +66,7 @@ func newDeployment(
 	name string, log *slog.Logger, now func() time.Time, moved func(), recorder *telemetry.Recorder,
 	m membership,
 ) *deployment {
-	d := &deployment{name: name, log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
+	d := &deployment{name: name, life: rand.Text(), log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
 	d.unobserve, d.leave = func() {}, func() {}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}

@@ -118,7 +118,7 @@ func FuzzReports(f *testing.F) {
 				_, _ = d.register(&r, m)
 			}
 		}
-		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "life")
+		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true})
 		require.NoError(t, err)
 		defer w.unwatch()
 		var b warmpathv1.ReservationReport

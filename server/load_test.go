@@ -75,11 +75,11 @@ func TestLoadsDoNotWrap(t *testing.T) {
 	defer d.close()
 	report := &warmpathv1.ReservationReport{Number: 1, Loads: loadOf([3]int{1, 1 << 30, 1})}
 	for i := range 1 << 12 {
-		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true}, "")
+		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: fmt.Sprint(i), Load: true})
 		require.NoError(t, err)
 		require.NoError(t, w.reported(report))
 	}
-	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true}, "")
+	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x", Load: true})
 	require.NoError(t, err)
 	d.tick(d.now())
 	news, _, _ := w.news()

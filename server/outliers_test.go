@@ -394,7 +394,7 @@ func TestUnchangedEjectionsCostNothing(t *testing.T) {
 	now := newClock()
 	d := deploy(t, parse(t, manyReplicas(1000)), "chat", now.now)
 	defer d.close()
-	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"}, "")
+	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"})
 	require.NoError(t, err)
 	rt := d.hosted.Load().router
 	for _, r := range rt.View().Replicas() {

@@ -165,7 +165,7 @@ func (c *clusterOf) choose(i int, prompt string) *warmpathv1.ChooseReplicaRespon
 
 // client is a watching client of one server.
 func (c *clusterOf) client(i int, name string) *watcher {
-	w, err := c.servers[i].watch(unrestricted(), &warmpathv1.WatchStart{ClientId: name, Load: true}, "x")
+	w, err := c.servers[i].watch(unrestricted(), &warmpathv1.WatchStart{ClientId: name, Load: true})
 	require.NoError(c.t, err)
 	return w
 }

@@ -41,7 +41,7 @@ func (s routingService) WatchReplicas(stream watchStream) error {
 	if err != nil {
 		return err
 	}
-	w, err := d.watch(p, start, s.incarnation)
+	w, err := d.watch(p, start)
 	if err != nil {
 		return err
 	}
@@ -78,7 +78,7 @@ type watcher struct {
 }
 
 // watch opens an account for a client that begins to watch.
-func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnation string) (*watcher, error) {
+func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart) (*watcher, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	id := p.own(start.GetClientId())
@@ -105,9 +105,9 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart, incarnati
 	c.dropped = func() { p.accounts.Add(-1) }
 	w := &watcher{
 		deployment: d, principal: p, client: c,
-		index: start.GetIndex(), load: start.GetLoad(), incarnation: incarnation,
+		index: start.GetIndex(), load: start.GetLoad(), incarnation: d.life,
 	}
-	if start.GetIncarnation() == incarnation {
+	if start.GetIncarnation() == d.life {
 		w.fleet, w.config, w.cache = start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()
 	}
 	c.principal = w.principal.name

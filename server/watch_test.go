@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -75,7 +76,7 @@ func TestWatch(t *testing.T) {
 	f := start(t, quiet)
 	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Load: true})
 	m := one.next()
-	require.Equal(t, f.incarnation, m.GetIncarnation())
+	require.Equal(t, f.deployment("chat").life, m.GetIncarnation())
 	require.EqualValues(t, 1, m.GetConfig().GetVersion())
 	require.Contains(t, m.GetConfig().GetServiceConfig(), `"round_robin"`)
 	require.True(t, m.GetFleet().GetSnapshot())
@@ -236,7 +237,7 @@ func TestComingAndGoingIsBounded(t *testing.T) {
 	d := deploy(t, c, "chat", now.now)
 	defer d.close()
 	come := func(id string) error {
-		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: id}, "")
+		w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: id})
 		if err == nil {
 			w.unwatch()
 		}
@@ -257,7 +258,7 @@ func TestAnEmptyFleetIsToldOnce(t *testing.T) {
 	c := parse(t, "deployments: {chat: {register: true}}")
 	d := deploy(t, c, "chat", now.now)
 	defer d.close()
-	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"}, "life")
+	w, err := d.watch(unrestricted(), &warmpathv1.WatchStart{ClientId: "x"})
 	require.NoError(t, err)
 	first, _, _ := w.news()
 	require.True(t, first[0].GetFleet().GetSnapshot())
@@ -270,4 +271,23 @@ func TestAnEmptyFleetIsToldOnce(t *testing.T) {
 	require.NoError(t, err)
 	more, _, _ := w.news()
 	require.Len(t, more[0].GetFleet().GetReplicas(), 1)
+}
+
+// A deployment that is removed and added again counts its versions anew: a client that has those of before begins anew.
+func TestWatchOfADeploymentThatIsAddedAgain(t *testing.T) {
+	f := start(t, quiet)
+	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})
+	first := w.next()
+	require.NoError(t, f.Update(parse(t, strings.Replace(quiet, "chat:", "other:", 1))))
+	_, err := w.stream.Recv()
+	require.Equal(t, codes.NotFound, status.Code(err), "%v", err)
+	require.NoError(t, f.Update(parse(t, strings.NewReplacer("id: a", "id: d", "round_robin", "power_of_two_choices").Replace(quiet))))
+	m := f.watch(t, &warmpathv1.WatchStart{
+		ClientId: "x", Deployment: "chat", Incarnation: first.GetIncarnation(),
+		FleetVersion: first.GetFleet().GetVersion(), ConfigVersion: first.GetConfig().GetVersion(),
+	}).next()
+	require.NotEqual(t, first.GetIncarnation(), m.GetIncarnation())
+	require.Contains(t, m.GetConfig().GetServiceConfig(), "power_of_two_choices")
+	require.True(t, m.GetFleet().GetSnapshot())
+	require.Equal(t, "d", m.GetFleet().GetReplicas()[0].GetId())
 }

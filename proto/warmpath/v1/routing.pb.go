@@ -2201,7 +2201,8 @@ func (x *Loads) GetQueuedTokens() []uint64 {
 // applied together, in the order in which they stand here.
 type WatchReplicasResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// In the first message: this life of this server. Numbers of replicas and versions mean nothing in another one.
+	// In the first message: this life of the deployment on this server. Numbers of replicas and versions mean nothing in
+	// another one.
 	Incarnation string         `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	Config      *ConfigUpdate  `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
 	Fleet       *FleetUpdate   `protobuf:"bytes,3,opt,name=fleet,proto3" json:"fleet,omitempty"`
