@@ -192,13 +192,3 @@ func (d *deployment) clusterStatus() *warmpathv1.ClusterStatus {
 	defer d.mu.Unlock()
 	return d.peers.status(d.now())
 }
-
-// peersInSync returns how many other servers no update is missed of.
-func (d *deployment) peersInSync() (n int64) {
-	for _, p := range d.clusterStatus().GetPeers() {
-		if p.GetInSync() {
-			n++
-		}
-	}
-	return n
-}

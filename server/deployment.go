@@ -33,10 +33,10 @@ type deployment struct {
 	conns replicaConns
 	tasks tasks
 
-	wake      signal              // given when there may be news for watchers
-	unobserve func()              // ends the metrics
-	leave     func()              // ends the part in a cluster
-	checked   map[string]*checked // replicas by id; of the task that checks their health
+	wake      signal // given when there may be news for watchers
+	unobserve func() // ends the metrics
+	leave     func() // ends the part in a cluster
+	checks    healthChecks
 
 	// These are replaced under mu and read without it.
 	hosted    atomic.Pointer[hosted]
@@ -68,6 +68,7 @@ func newDeployment(
 ) *deployment {
 	d := &deployment{name: name, life: rand.Text(), log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
 	d.unobserve, d.leave = func() {}, func() {}
+	d.checks = healthChecks{log: d.log, now: now, conns: &d.conns}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
 	d.peers = m.newPeers(name, d.log, now())

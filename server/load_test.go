@@ -84,5 +84,5 @@ func TestLoadsDoNotWrap(t *testing.T) {
 	d.tick(d.now())
 	news, _, _ := w.news()
 	require.Equal(t, uint32(math.MaxUint32), news[0].GetLoad().GetLoads().GetOngoing()[0])
-	require.Equal(t, uint32(math.MaxUint32), d.describe(unrestrictedReader).GetReplicas()[0].GetOngoing())
+	require.Equal(t, uint32(math.MaxUint32), d.describe(exactView).GetReplicas()[0].GetOngoing())
 }

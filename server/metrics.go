@@ -29,7 +29,14 @@ var gauges = []telemetry.Figure[*deployment]{
 	{Name: "warmpath.server.reservations", Unit: "{pick}", Text: "Picks that add to the load, reserved or not.",
 		Value: func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
 	{Name: "warmpath.server.peers", Unit: "{server}", Text: "Other servers of the cluster, in sync.",
-		Value: func(d *deployment) int64 { return d.peersInSync() }},
+		Value: func(d *deployment) (n int64) {
+			for _, p := range d.clusterStatus().GetPeers() {
+				if p.GetInSync() {
+					n++
+				}
+			}
+			return n
+		}},
 	{Name: "warmpath.server.index.superblocks", Unit: "{superblock}", Text: "Superblocks of 512 tokens in the broadcast index.",
 		Value: func(d *deployment) int64 { return int64(d.hosted.Load().index.size()) }},
 }
@@ -47,9 +54,6 @@ var counters = []telemetry.Figure[*deployment]{
 	{Name: "warmpath.server.broadcast.messages", Unit: "{message}", Text: "Messages sent to watching clients.",
 		Value: func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
 }
-
-// unrestrictedReader reads the load for metrics, which are for operators.
-var unrestrictedReader = unrestricted()
 
 // watchMeters registers the metrics that the deployment counts by itself.
 func (d *deployment) watchMeters() (stop func(), err error) {
@@ -72,7 +76,7 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 		states := map[string]int64{
 			stateReady: 0, stateFull: 0, stateEjected: 0, stateNotServing: 0, stateDraining: 0, stateDisconnected: 0,
 		}
-		for _, r := range d.replicaStatuses(unrestrictedReader) {
+		for _, r := range d.replicaStatuses(exactView) {
 			states[r.State]++
 			set := metric.WithAttributes(which, telemetry.KeyReplica.String(r.GetId()))
 			o.ObserveInt64(ongoing, int64(r.GetOngoing()), set)

@@ -244,33 +244,26 @@ func newCatalogue(order []*member, models []string) *catalogue {
 	for _, model := range models {
 		c.names[model] = true
 	}
-	pairs := make([]pair, len(order))
-	for i, m := range order {
-		pairs[i] = pair{m.ID, m.Address}
-	}
-	at := sync.OnceValue(func() map[string][]string { return byAddress(pairs) })
+	byAddress := sync.OnceValue(func() map[string][]string { return idsByAddress(order) })
 	c.ids = func(allowed []string) []string {
 		for _, address := range allowed {
-			allowed = append(allowed, at()[address]...)
+			allowed = append(allowed, byAddress()[address]...)
 		}
 		return allowed
 	}
 	return c
 }
 
-// A pair is a replica's id and address.
-type pair struct{ id, address string }
-
-// byAddress is the ids by address, host:port, and by host.
-func byAddress(all []pair) map[string][]string {
-	at := make(map[string][]string)
-	for _, p := range all {
-		host, _, err := net.SplitHostPort(p.address)
-		if at[p.address] = append(at[p.address], p.id); err == nil {
-			at[host] = append(at[host], p.id)
+// idsByAddress are the ids of replicas by address, host:port, and by host.
+func idsByAddress(order []*member) map[string][]string {
+	ids := make(map[string][]string)
+	for _, m := range order {
+		host, _, err := net.SplitHostPort(m.Address)
+		if ids[m.Address] = append(ids[m.Address], m.ID); err == nil {
+			ids[host] = append(ids[host], m.ID)
 		}
 	}
-	return at
+	return ids
 }
 
 func (c *catalogue) declares() bool { return len(c.names) > 0 }

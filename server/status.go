@@ -44,7 +44,7 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 		all = map[string]*deployment{name: d}
 	}
 	for _, name := range slices.Sorted(maps.Keys(all)) {
-		a.Deployments = append(a.Deployments, all[name].describe(p))
+		a.Deployments = append(a.Deployments, all[name].describe(p.view()))
 	}
 	if !p.trusted() {
 		withholdStatus(a)
@@ -52,9 +52,8 @@ func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusReq
 	return a, nil
 }
 
-// describe is the state of a deployment, with the load that a principal may see. O(replicas), and the locks of their
-// event streams.
-func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
+// describe is the state of a deployment, with one view of the load. O(replicas), and the locks of their event streams.
+func (d *deployment) describe(view int) *warmpathv1.DeploymentStatus {
 	h := d.hosted.Load()
 	decisions, failures := d.tally.counts()
 	a := &warmpathv1.DeploymentStatus{
@@ -68,7 +67,7 @@ func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 	}
 	a.CachedTokens, a.Shadow = d.tally.caches(h.config.ShadowPolicy.Name)
 	a.Cluster = d.clusterStatus()
-	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(p)
+	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(view)
 	events := h.eventStatus()
 	problems, _ := d.pollProblems()
 	for _, r := range a.Replicas {
@@ -77,9 +76,8 @@ func (d *deployment) describe(p *principal) *warmpathv1.DeploymentStatus {
 	return a
 }
 
-// replicaStatuses is the state of all replicas, in the fleet's order, without events, with the load that a principal
-// may see.
-func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
+// replicaStatuses is the state of all replicas, in the fleet's order, without events, with one view of the load.
+func (d *deployment) replicaStatuses(load int) []*warmpathv1.ReplicaStatus {
 	rt := d.hosted.Load().router
 	view := rt.View()
 	d.mu.Lock()
@@ -92,7 +90,7 @@ func (d *deployment) replicaStatuses(p *principal) []*warmpathv1.ReplicaStatus {
 			Id: m.ID, Address: m.Address, Role: m.Role, Stale: stale,
 			KvTokens: uint64(max(m.KVTokens, 0)),
 		}
-		all[i].Ongoing, all[i].QueuedTokens = m.shown[p.view()].shown()
+		all[i].Ongoing, all[i].QueuedTokens = m.shown[load].shown()
 		all[i].State, all[i].Health = d.condition(m, rep, rt)
 		if rep != nil {
 			all[i].MaxOngoingRequests = uint32(rep.Capacity())

@@ -56,7 +56,8 @@ func TestRoundsOfChecks(t *testing.T) {
 		replicaAt("silent", engine(t, nil)), replicaAt("gone", gone.Addr().String()),
 	}
 	clock := newClock()
-	d := &deployment{log: discard, now: clock.now}
+	d := new(deployment)
+	d.checks = healthChecks{log: discard, now: clock.now, conns: &d.conns}
 	defer d.conns.close()
 	round := func(members []described) []string { return slices.Sorted(maps.Keys(d.round(t, members))) }
 	require.Empty(t, round(members), "one failure is not enough")
@@ -74,9 +75,9 @@ func TestRoundsOfChecks(t *testing.T) {
 
 	moved := append(members[:3:3], replicaAt("gone", members[0].Address))
 	require.Empty(t, round(moved), "under its new address it is well")
-	require.Len(t, d.checked, 4)
+	require.Len(t, d.checks.found, 4)
 	require.Empty(t, d.round(t, nil))
-	require.Empty(t, d.checked)
+	require.Empty(t, d.checks.found)
 }
 
 // Clients are told that a replica does not serve, and that it does again; that nobody serves they are not told.
@@ -177,7 +178,7 @@ func (d *deployment) round(t *testing.T, members []described) map[string]symptom
 		order[i] = &member{described: members[i]}
 	}
 	d.conns.setFleet(order)
-	return d.checkRound(t.Context(), members)
+	return d.checks.round(t.Context(), members)
 }
 
 // With replica_tls the server verifies the replica, presents its own certificate, and takes both from the files as they are.
@@ -246,7 +247,7 @@ deployments:
 	f.advance(time.Minute)
 	require.NoError(t, f.Update(parse(t, strings.Replace(text, "100ms", "101ms", 1))))
 	d.tasks.stop()
-	require.GreaterOrEqual(t, d.checked["gone"].failures, maxFailures)
-	require.Equal(t, since, d.checked["gone"].symptom.since)
+	require.GreaterOrEqual(t, d.checks.found["gone"].failures, maxFailures)
+	require.Equal(t, since, d.checks.found["gone"].symptom.since)
 	require.True(t, d.roster.numbered(2).Draining)
 }

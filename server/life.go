@@ -1,0 +1,95 @@
+package server
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fault"
+	"github.com/warmpath/warmpath/internal/router/state"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// maxLives bounds the reports of one message.
+const maxLives = 10_000
+
+// ReportLife implements the service.
+func (s routingService) ReportLife(ctx context.Context,
+	r *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
+	if len(r.GetLives()) > maxLives {
+		return nil, invalid("lives: more than %d", maxLives)
+	}
+	a := new(warmpathv1.ReportLifeResponse)
+	p := s.principalOf(ctx)
+	for _, life := range r.GetLives() {
+		if !s.lived(p, life) {
+			a.Unknown = append(a.Unknown, life.GetReservation())
+		}
+	}
+	return a, nil
+}
+
+// lived applies one report. It returns false if there is no such reservation.
+func (s *Server) lived(p *principal, r *warmpathv1.LifeReport) bool {
+	end := strings.LastIndexByte(r.GetReservation(), '#')
+	if end < 0 || !p.may(r.GetReservation()[:end]) {
+		return false
+	}
+	d := (*s.deployments.Load())[r.GetReservation()[:end]]
+	return d != nil && d.picks.lived(r)
+}
+
+func (k *picks) lived(r *warmpathv1.LifeReport) bool {
+	if r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_RELEASED {
+		x := k.leases.end(r.GetReservation())
+		if x != nil {
+			o := outcome(r.GetOutcome())
+			x.release(o)
+			k.tally.used(&x.q, &x.reservation.Decision, o.Usage)
+			k.recorder.Ended(context.Background(), k.hosted.Load().policy(), &x.q, &x.reservation.Decision, &o)
+		}
+		return x != nil
+	}
+	prefilled := r.GetStage() == warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE
+	x, first := k.leases.renew(r.GetReservation(), prefilled, k.now())
+	switch {
+	case first && x.prefill != nil:
+		x.endPrefill(policy.Outcome{Sent: true, Usage: policy.NoUsage})
+	case first:
+		x.reservation.Answered()
+	}
+	return x != nil
+}
+
+// outcome is the reported end of a reservation; nothing is learned from one that is missing.
+func outcome(o *warmpathv1.Outcome) policy.Outcome {
+	if o == nil {
+		return policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage}
+	}
+	out := policy.Outcome{
+		Sent:         o.GetSent(),
+		FirstMessage: time.Duration(min(o.GetFirstMessageUs(), uint64(24*time.Hour/time.Microsecond))) * time.Microsecond,
+		Usage:        policy.NoUsage,
+	}
+	if code := codes.Code(o.GetCode()); code != codes.OK {
+		out.Err, out.Fault = status.Error(code, "as reported"), fault.OfCode(code)
+	} else if !out.Sent {
+		out.Fault = state.GivenUp
+	}
+	for _, f := range []struct {
+		value *uint32
+		into  *int
+	}{
+		{o.PromptTokens, &out.Usage.PromptTokens}, {o.CachedTokens, &out.Usage.CachedTokens},
+		{o.OutputTokens, &out.Usage.OutputTokens},
+	} {
+		if f.value != nil {
+			*f.into = int(min(*f.value, maxLength))
+		}
+	}
+	return out
+}
