@@ -106,7 +106,7 @@ func (a *attached) central(want *policy.Adoption) call.Central {
 	case want.Mode != policy.InCentral && want.Mode != policy.CentralOnly || killed(want):
 	case a.watch != nil:
 		return call.Central{
-			Desk: a.watch.Desk(), Closed: want.Mode == policy.CentralOnly,
+			Server: a.watch.Central(), Closed: want.Mode == policy.CentralOnly,
 			Deadline: time.Duration(cmp.Or(want.CentralDeadline, policy.Duration(policy.DefaultCentralDeadline))),
 		}
 	case !a.warned:

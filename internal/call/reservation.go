@@ -94,7 +94,7 @@ func (r *reservation) giveBack(q *policy.Request) {
 
 // Central is mode central of a channel: its look-aside server is asked where each call goes. Read only.
 type Central struct {
-	Desk     *lookaside.Desk
+	Server   *lookaside.Central
 	Deadline time.Duration // longest wait for the answer
 	// Closed fails calls for which the server does not decide, with UNAVAILABLE; else the local policy decides.
 	Closed bool
@@ -174,7 +174,7 @@ func (r *reservation) askOnce(c *Call, b *Binding, m *Central, q *policy.Request
 		if legs != nil && legs.From != nil {
 			asks.From = legs.From.ID
 		}
-		a, err := m.Desk.Ask(ctx, m.Deadline, m.Closed, q, b.Router.PromptHashes(q), asks)
+		a, err := m.Server.Ask(ctx, m.Deadline, m.Closed, q, b.Router.PromptHashes(q), asks)
 		if err != nil {
 			return err
 		}

@@ -12,7 +12,7 @@ import (
 const (
 	// maxReports bounds the reports that wait to be sent. Where one is not sent, the lease ends at the server.
 	maxReports = 10_000
-	// batchFor is how long reports wait for others, or for a question to ride with.
+	// batchFor is how long reports wait for others, or for a request to be sent with.
 	batchFor = 5 * time.Millisecond
 )
 
@@ -21,34 +21,34 @@ const (
 // It counts at the server, so the reports of the own load leave it out. Where the server could not be reached until its
 // lease ended, it is own load from then on.
 type Reservation struct {
-	desk    *Desk
+	central *Central
 	id      string
 	replica string
 	lease   time.Duration
 	prefill string // the replica that prefills, also where that is the same
 
-	// Guarded by the desk's mutex.
+	// Guarded by central.mu.
 	tokens  int64     // of the prompt, not yet prefilled
 	done    bool      // the prompt is prefilled
 	renewed time.Time // when its lease last began
 }
 
 // reserve enters a reservation that the server has made. Called with mu held.
-func (d *Desk) reserve(r *warmpathv1.Reservation, replica, prefill string, tokens int64, now time.Time) *Reservation {
+func (c *Central) reserve(r *warmpathv1.Reservation, replica, prefill string, tokens int64, now time.Time) *Reservation {
 	x := &Reservation{
-		desk: d, id: r.GetId(), replica: replica, prefill: prefill, tokens: tokens, renewed: now,
+		central: c, id: r.GetId(), replica: replica, prefill: prefill, tokens: tokens, renewed: now,
 		lease: time.Duration(r.GetLeaseMs()) * time.Millisecond,
 	}
-	d.live[x] = struct{}{}
+	c.live[x] = struct{}{}
 	return x
 }
 
 // reserved is what the server has reserved for this client, by id of the replica.
-func (d *Desk) reserved() map[string]load {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (c *Central) reserved() map[string]load {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	sum := make(map[string]load)
-	for x := range d.live {
+	for x := range c.live {
 		l := sum[x.replica]
 		sum[x.replica] = load{l.ongoing + 1, l.tokens}
 		if x.done {
@@ -62,65 +62,65 @@ func (d *Desk) reserved() map[string]load {
 	return sum
 }
 
-// lives reports whether the reservation is in force. Called with the desk's mu held.
+// lives reports whether the reservation is in force. Called with central.mu held.
 func (x *Reservation) lives() bool {
-	_, ok := x.desk.live[x]
+	_, ok := x.central.live[x]
 	return ok
 }
 
 // Prefilled drops the prompt's share of the load, and all of the prefill leg's: the first response message has come, or
 // that leg has ended.
 func (x *Reservation) Prefilled() {
-	x.desk.mu.Lock()
-	defer x.desk.mu.Unlock()
+	x.central.mu.Lock()
+	defer x.central.mu.Unlock()
 	if x.lives() && !x.done && (x.tokens > 0 || x.prefill != x.replica) {
 		x.done = true
-		x.desk.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE, nil)
+		x.central.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE, nil)
 	}
 }
 
 // Released ends the reservation, once, with the attempt's outcome, nil if it was never sent.
 func (x *Reservation) Released(o *policy.Outcome) {
-	x.desk.mu.Lock()
-	defer x.desk.mu.Unlock()
+	x.central.mu.Lock()
+	defer x.central.mu.Unlock()
 	if !x.lives() {
 		return
 	}
-	delete(x.desk.live, x)
+	delete(x.central.live, x)
 	outcome := new(warmpathv1.Outcome)
 	if o != nil {
 		outcome = outcomeOf(o)
 	}
-	x.desk.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_RELEASED, outcome)
+	x.central.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_RELEASED, outcome)
 }
 
 // giveBack releases a reservation that is of no use. Called with mu held.
-func (d *Desk) giveBack(r *warmpathv1.Reservation) {
+func (c *Central) giveBack(r *warmpathv1.Reservation) {
 	if r.GetId() != "" {
-		d.report(r.GetId(), warmpathv1.LifeStage_LIFE_STAGE_RELEASED, new(warmpathv1.Outcome))
+		c.report(r.GetId(), warmpathv1.LifeStage_LIFE_STAGE_RELEASED, new(warmpathv1.Outcome))
 	}
 }
 
 // report has the server sent what became of a reservation. Called with mu held.
-func (d *Desk) report(id string, stage warmpathv1.LifeStage, o *warmpathv1.Outcome) {
-	if len(d.reports) >= maxReports {
+func (c *Central) report(id string, stage warmpathv1.LifeStage, o *warmpathv1.Outcome) {
+	if len(c.reports) >= maxReports {
 		return
 	}
-	d.reports = append(d.reports, &warmpathv1.LifeReport{Reservation: id, Stage: stage, Outcome: o})
-	if len(d.reports) == 1 {
-		time.AfterFunc(batchFor, d.rouse)
+	c.reports = append(c.reports, &warmpathv1.LifeReport{Reservation: id, Stage: stage, Outcome: o})
+	if len(c.reports) == 1 {
+		time.AfterFunc(batchFor, c.notify)
 	}
 }
 
 // renew has reservations reported before their leases end. Called with mu held.
-func (d *Desk) renew(now time.Time) {
-	for x := range d.live {
+func (c *Central) renew(now time.Time) {
+	for x := range c.live {
 		switch silent := now.Sub(x.renewed); {
 		case silent >= x.lease:
-			delete(d.live, x)
+			delete(c.live, x)
 		case silent >= x.lease/3:
 			x.renewed = now
-			d.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PROGRESS, nil)
+			c.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PROGRESS, nil)
 		}
 	}
 }

@@ -26,7 +26,7 @@ func TestReservedIsNotReported(t *testing.T) {
 	reserve(&own)
 	reserve(&theirs)
 	now := time.Now()
-	x := w.desk.reserve(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", "r2", 100, now)
+	x := w.central.reserve(&warmpathv1.Reservation{Id: "#1", LeaseMs: 3000}, "r2", "r2", 100, now)
 	require.Equal(t, []load{{}, {1, 100}}, w.view.ownLoad([]uint32{1, 2}))
 
 	theirs.PrefillDone()
@@ -47,7 +47,7 @@ func TestReservedIsNotReported(t *testing.T) {
 	theirs.Release()
 	x.Released(nil)
 	require.Equal(t, []load{{}, {1, 100}}, renumbered(w))
-	require.Empty(t, w.desk.reports, "and it is sent no report of it")
+	require.Empty(t, w.central.reports, "and it is sent no report of it")
 	own.Release()
 }
 
@@ -65,7 +65,7 @@ func stages(all []*warmpathv1.LifeReport) (got []string) {
 }
 
 func TestReservationIsReported(t *testing.T) {
-	d := newDesk("chat")
+	d := newCentral("chat")
 	d.begin(stub{})
 	sent := func() (all []string) {
 		for _, m := range d.outgoing(stub{}) {

@@ -47,7 +47,7 @@ func (w *Watch) follow(at int) (next int, answered bool, err error) {
 					"server", w.servers[at].address, "deployment", w.o.Deployment)
 				s.report()
 				timer.Reset(s.interval)
-				w.ended.Go(func() { w.desk.serve(ctx, cc, w.o.Timing.Retry) })
+				w.ended.Go(func() { w.central.serve(ctx, cc, w.o.Timing.Retry) })
 			}
 			answered = true
 			if u := m.GetLoad(); u != nil {

@@ -19,7 +19,7 @@ import (
 // streams. Safe for use by many goroutines.
 type view struct {
 	o       *Options
-	desk    *Desk
+	central *Central
 	changed func(State)
 	resync  chan struct{} // holds one: the whole index is wanted
 	routes  routes
@@ -28,7 +28,7 @@ type view struct {
 	// taken under it.
 	publishing sync.Mutex
 
-	// mu guards the fields below. A balancer takes it under its own; only the Routers' and the desk's are taken under it.
+	// mu guards the fields below. A balancer takes it under its own; only those of the Routers and of central are taken under it.
 	mu        sync.Mutex
 	routers   []*router.Router
 	adopted   *warmpathv1.WatchStart // the server's incarnation, and its versions
@@ -45,9 +45,9 @@ type view struct {
 	resumed  bool      // it is the incarnation that was followed before
 }
 
-func newView(o *Options, client string, d *Desk) *view {
+func newView(o *Options, client string, c *Central) *view {
 	return &view{
-		o: o, desk: d, resync: make(chan struct{}, 1),
+		o: o, central: c, resync: make(chan struct{}, 1),
 		adopted: &warmpathv1.WatchStart{Deployment: o.Deployment, ClientId: client, Index: true, Load: true},
 		members: newMembers(), caches: make(caches), load: peerLoad{ledger: newLedger()},
 	}
@@ -211,7 +211,7 @@ func (v *view) report(renew bool) *warmpathv1.WatchReplicasRequest {
 // ownLoad is what the channel's Routers have reserved on each replica, without what the server itself reserved for
 // them. Called with mu held.
 func (v *view) ownLoad(numbers []uint32) []load {
-	own, reserved := make([]load, len(numbers)), v.desk.reserved()
+	own, reserved := make([]load, len(numbers)), v.central.reserved()
 	for i, n := range numbers {
 		id := v.members.named[n].ID
 		for _, rep := range v.replicas(id) {
@@ -277,7 +277,7 @@ func (v *view) begin(incarnation string, now time.Time) {
 		v.members.restart()
 		v.inherit()
 		v.ejected = nil
-		v.desk.forget()
+		v.central.forget()
 	}
 	v.routes.want(false) // unless the server asks for them
 	v.members.begin(now.Add(v.o.Timing.Grace))
@@ -336,7 +336,7 @@ func (v *view) takeLoad(u *warmpathv1.LoadUpdate) {
 
 // adoptLoad puts the peer load in the ledger into force. Called with mu held.
 func (v *view) adoptLoad() {
-	if v.load.adopt(&v.members, v.desk.reserved()) {
+	if v.load.adopt(&v.members, v.central.reserved()) {
 		v.setLoad()
 	}
 }

@@ -62,12 +62,12 @@ var defaultTiming = Timing{
 
 // A Watch follows the look-aside servers of one channel. Safe for use by many goroutines.
 type Watch struct {
-	o      Options
-	ctx    context.Context
-	cancel context.CancelFunc
-	ended  sync.WaitGroup
-	view   *view
-	desk   *Desk
+	o       Options
+	ctx     context.Context
+	cancel  context.CancelFunc
+	ended   sync.WaitGroup
+	view    *view
+	central *Central
 
 	servers []*server // of run alone
 }
@@ -96,9 +96,9 @@ func Start(o Options) (*Watch, error) {
 }
 
 func newWatch(o Options) *Watch {
-	w := &Watch{o: o, desk: newDesk(o.Deployment)}
+	w := &Watch{o: o, central: newCentral(o.Deployment)}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
-	w.view = newView(&w.o, rand.Text(), w.desk)
+	w.view = newView(&w.o, rand.Text(), w.central)
 	w.view.changed = func(s State) { w.o.Changed(w, s) }
 	return w
 }
@@ -116,10 +116,10 @@ func (w *Watch) Attach(r *router.Router) (detach func()) {
 	return sync.OnceFunc(func() { w.view.detach(r) })
 }
 
-// Desk returns what asks the servers of the watch where a call is to go.
-func (w *Watch) Desk() *Desk {
-	w.desk.open()
-	return w.desk
+// Central returns what asks the servers of the watch for replicas.
+func (w *Watch) Central() *Central {
+	w.central.open()
+	return w.central
 }
 
 // tick applies what follows from time alone: replicas that need not stay go, and peer load fades while it is unknown.

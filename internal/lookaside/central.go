@@ -22,16 +22,16 @@ import (
 )
 
 const (
-	// maxAsked bounds the questions under way.
+	// maxAsked bounds the requests under way.
 	maxAsked = 10_000
-	// tripAfter is how many questions in a row go without an answer before the others are not asked, but for one every
-	// probeAfter.
+	// After tripAfter requests in a row without an answer in time, one request is sent every probeAfter. The others fail at
+	// once.
 	tripAfter  = 5
 	probeAfter = time.Second
 	// lease is how long a server keeps a reservation without a report; renewEvery is how often leases are checked.
 	lease      = 15 * time.Second
 	renewEvery = time.Second
-	// fullWait is how long a server keeps a question while all replicas are full, before it is asked anew.
+	// fullWait is how long a request waits at the server while all replicas are full. Then it is sent again.
 	fullWait = 10 * time.Second
 )
 
@@ -40,27 +40,26 @@ type (
 	chooseAnswer  = warmpathv1.ChooseReplicasResponse
 )
 
-// A Desk asks the server that a Watch follows where a call is to go, and holds what the server has reserved for this
-// client. It outlives the streams. Safe for use by many goroutines.
+// A Central is a channel's side of mode central: it asks the server that a Watch follows for a replica for each call,
+// and holds the reservations that the server has made. It outlives the streams. Safe for use by many goroutines.
 //
-// The rule. All questions of a channel go over one stream to the server that is followed, so that they fail over with
-// the watch; reports of how the attempts end ride with them. The wait for an answer ends at the deadline. After
-// [tripAfter] questions in a row without an answer the others are not asked, but for one every [probeAfter]. An answer
-// that comes too late is given back. So each question is an attempt of its own: what is given back is never the
-// reservation of a later one with the same request id.
-type Desk struct {
+// The rule. All requests of a channel go over one stream to the server that is followed, so that they fail over with
+// the watch. Reports of how attempts end are sent with them. The wait for an answer ends at the deadline; a reservation
+// that comes later is released. Each request is an attempt of its own, so that this never releases the reservation of a
+// later request with the same id.
+type Central struct {
 	deployment string
-	opened     chan struct{} // closed by open: there are questions to ask
+	opened     chan struct{} // closed by open: there will be requests
 	open       func()
 	wake       chan struct{} // holds one: there is something to send
 
-	mu      sync.Mutex           // guards the fields below and the Reservations; nothing is locked under it
-	stream  asking               // nil = no server can be asked
-	last    uint64               // number of a question
-	waiting map[uint64]*question // for an answer, and where stream is nil for a stream
-	outbox  []*question          // not sent yet; those that do not wait any more are not sent
-	missed  int                  // questions in a row without an answer in time
-	probe   time.Time            // when the next question is asked, once tripAfter are missed
+	mu      sync.Mutex       // guards the fields below and the Reservations; nothing is locked under it
+	stream  chooseStream     // nil = no server can be asked
+	last    uint64           // number of a request
+	waiting map[uint64]*pick // for an answer, and where stream is nil for a stream
+	unsent  []*pick          // to be sent, if they still wait then
+	missed  int              // requests in a row without an answer in time
+	probe   time.Time        // when the next request is sent, once tripAfter are missed
 
 	live    map[*Reservation]struct{}
 	reports []*warmpathv1.LifeReport // to be sent
@@ -91,22 +90,21 @@ type Legs struct {
 var (
 	// ErrNoServer: no server is followed, or it does not decide for clients.
 	ErrNoServer = errors.New("no look-aside server can be asked")
-	// ErrLate: there was no answer in time, or there have been none lately.
+	// ErrLate: there was no answer in time, or tripAfter requests in a row have had none.
 	ErrLate = errors.New("the look-aside server does not answer in time")
 )
 
-// Ask asks for a replica for a request, of whose prompt it sends no more than the hashes, and waits for the answer
-// until the deadline. While the server answers that all replicas are full it waits there, as long as the context
-// lasts. Where no server can be asked, a patient request waits for one until the deadline. The replica is reserved
-// until the Reservation is released.
-func (d *Desk) Ask(
+// Ask asks for a replica for a request, and waits for the answer until the deadline. Of the prompt it sends the hashes
+// only. While all replicas are full the request waits at the server until the context ends. A patient request waits
+// until the deadline for a server that can be asked. The replica is reserved until the Reservation is released.
+func (c *Central) Ask(
 	ctx context.Context, deadline time.Duration, patient bool, q *policy.Request, prompt *policy.Hashed, legs Legs,
 ) (Answer, error) {
 	parent, wait, last := traceparent(ctx), time.Duration(0), time.Now().Add(deadline)
 	for {
-		began, r := time.Now(), d.question(q, prompt, parent, wait)
+		began, r := time.Now(), c.request(q, prompt, parent, wait)
 		r.Pair, r.PairOnly, r.PrefilledBy = legs.Pair, legs.Only, legs.From
-		a, err := d.ask(ctx, r, deadline+wait, patient)
+		a, err := c.ask(ctx, r, deadline+wait, patient)
 		switch full := status.Code(err) == codes.ResourceExhausted; {
 		case full && (wait == 0 || time.Since(began) >= wait/2): // else it is not the replicas that are full
 			wait = fullWait
@@ -127,8 +125,9 @@ func traceparent(ctx context.Context) string {
 	return carrier["traceparent"]
 }
 
-// question is a request as a server is asked, which keeps it so long while all replicas are full. No prompt is in it.
-func (d *Desk) question(
+// request is the message for a request, without its prompt. wait is how long it waits at the server while all replicas
+// are full.
+func (c *Central) request(
 	q *policy.Request, prompt *policy.Hashed, parent string, wait time.Duration,
 ) *chooseRequest {
 	key := &warmpathv1.RequestKey{
@@ -149,33 +148,33 @@ func (d *Desk) question(
 		key.Prompt = &warmpathv1.RequestKey_BlockHashes{BlockHashes: hashes}
 	}
 	return &chooseRequest{
-		Deployment: d.deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Attempt: rand.Uint64(),
+		Deployment: c.deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Attempt: rand.Uint64(),
 		Excluded: q.Exclude, Tried: q.State().Tried, LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
 		WaitMs: uint32(wait.Milliseconds()), Traceparent: parent,
 	}
 }
 
-type asking = warmpathv1.RoutingService_ChooseReplicasClient
+type chooseStream = warmpathv1.RoutingService_ChooseReplicasClient
 
-// A question waits for its answer.
-type question struct {
+// A pick is a request that waits for its answer.
+type pick struct {
 	number uint64
 	choose *chooseRequest
 	answer chan Answer // holds one
 }
 
-func newDesk(deployment string) *Desk {
-	d := &Desk{
+func newCentral(deployment string) *Central {
+	c := &Central{
 		deployment: deployment, opened: make(chan struct{}), wake: make(chan struct{}, 1),
-		waiting: make(map[uint64]*question), live: make(map[*Reservation]struct{}),
+		waiting: make(map[uint64]*pick), live: make(map[*Reservation]struct{}),
 	}
-	d.open = sync.OnceFunc(func() { close(d.opened) })
-	return d
+	c.open = sync.OnceFunc(func() { close(c.opened) })
+	return c
 }
 
-// ask asks one question and waits for the answer. A server's failure is a status.
-func (d *Desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration, patient bool) (Answer, error) {
-	q, err := d.put(r, patient)
+// ask sends one request and waits for the answer. A server's failure is a status.
+func (c *Central) ask(ctx context.Context, r *chooseRequest, longest time.Duration, patient bool) (Answer, error) {
+	q, err := c.put(r, patient)
 	if err != nil {
 		return Answer{}, err
 	}
@@ -189,74 +188,74 @@ func (d *Desk) ask(ctx context.Context, r *chooseRequest, longest time.Duration,
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
-	if d.leave(q, err) {
+	if c.leave(q, err) {
 		return Answer{}, err
 	}
 	a := <-q.answer // it came in the same moment
 	return a, a.err
 }
 
-// put has a question sent, a patient one once there is a stream.
-func (d *Desk) put(r *chooseRequest, patient bool) (*question, error) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+// put has a request sent, a patient one once there is a stream.
+func (c *Central) put(r *chooseRequest, patient bool) (*pick, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	now := time.Now()
 	switch {
-	case d.stream == nil && !patient:
+	case c.stream == nil && !patient:
 		return nil, ErrNoServer
-	case d.missed >= tripAfter && now.Before(d.probe), len(d.waiting) >= maxAsked, len(d.outbox) >= maxAsked:
+	case c.missed >= tripAfter && now.Before(c.probe), len(c.waiting) >= maxAsked, len(c.unsent) >= maxAsked:
 		return nil, ErrLate
 	}
-	d.probe = now.Add(probeAfter)
-	d.last++
-	q := &question{number: d.last, choose: r, answer: make(chan Answer, 1)}
-	d.waiting[q.number] = q
-	d.outbox = append(d.outbox, q)
-	d.rouse()
+	c.probe = now.Add(probeAfter)
+	c.last++
+	q := &pick{number: c.last, choose: r, answer: make(chan Answer, 1)}
+	c.waiting[q.number] = q
+	c.unsent = append(c.unsent, q)
+	c.notify()
 	return q, nil
 }
 
 // leave ends the wait for an answer. It returns false if the answer has come.
-func (d *Desk) leave(q *question, cause error) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.waiting[q.number] != q {
+func (c *Central) leave(q *pick, cause error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting[q.number] != q {
 		return false
 	}
-	delete(d.waiting, q.number)
+	delete(c.waiting, q.number)
 	if cause == ErrLate {
-		d.missed++
-		d.probe = time.Now().Add(probeAfter)
+		c.missed++
+		c.probe = time.Now().Add(probeAfter)
 	}
 	return true
 }
 
 // take passes an answer on. One that no call waits for is given back.
-func (d *Desk) take(m *chooseAnswer) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	q := d.waiting[m.GetNumber()]
+func (c *Central) take(m *chooseAnswer) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q := c.waiting[m.GetNumber()]
 	if q == nil {
-		d.giveBack(m.GetChosen().GetReservation())
+		c.giveBack(m.GetChosen().GetReservation())
 		return
 	}
-	delete(d.waiting, q.number)
-	d.missed = 0
-	a, err := d.read(m, int(q.choose.GetKey().GetPromptTokens()))
+	delete(c.waiting, q.number)
+	c.missed = 0
+	a, err := c.read(m, int(q.choose.GetKey().GetPromptTokens()))
 	a.err = err
 	q.answer <- a
 }
 
-// read reads the server's answer to a question with a prompt of so many tokens, and enters the reservation in it.
+// read reads the server's answer to a request with a prompt of so many tokens, and enters the reservation in it.
 // Called with mu held.
-func (d *Desk) read(m *chooseAnswer, prompt int) (Answer, error) {
+func (c *Central) read(m *chooseAnswer, prompt int) (Answer, error) {
 	if f := m.GetFailure(); f != nil {
 		return Answer{}, status.Error(codes.Code(f.GetCode()), f.GetMessage())
 	}
 	a := m.GetChosen()
 	id, from := a.GetReplica().GetId(), a.GetDecision()
 	if id == "" || a.GetReservation().GetId() == "" {
-		d.giveBack(a.GetReservation())
+		c.giveBack(a.GetReservation())
 		return Answer{}, fmt.Errorf("%w: its answer names no replica or no reservation", ErrNoServer)
 	}
 	answer := Answer{Replica: id, Decision: decisionOf(from, a.GetReplica(), prompt)}
@@ -265,7 +264,7 @@ func (d *Desk) read(m *chooseAnswer, prompt int) (Answer, error) {
 		answer.PrefillDecision = decisionOf(a.GetPrefillDecision(), a.GetPrefill(), prompt)
 		uncached, at = &answer.PrefillDecision, answer.Prefill
 	}
-	answer.Reservation = d.reserve(a.GetReservation(), id, at, int64(prompt-uncached.MatchedTokens), time.Now())
+	answer.Reservation = c.reserve(a.GetReservation(), id, at, int64(prompt-uncached.MatchedTokens), time.Now())
 	return answer, nil
 }
 
@@ -283,20 +282,20 @@ func decisionOf(from *warmpathv1.Decision, at *warmpathv1.ChosenReplica, prompt 
 	return d
 }
 
-// serve keeps a stream of questions to the server that is followed, once there is a Desk, until ctx ends.
-func (d *Desk) serve(ctx context.Context, cc *grpc.ClientConn, retry time.Duration) {
+// serve keeps a stream to the server that is followed, from the first use of the Central until ctx ends.
+func (c *Central) serve(ctx context.Context, cc *grpc.ClientConn, retry time.Duration) {
 	select {
-	case <-d.opened:
+	case <-c.opened:
 	case <-ctx.Done():
 	}
 	for ctx.Err() == nil {
-		_ = d.converse(ctx, cc)                           // calls are decided here meanwhile
+		_ = c.overStream(ctx, cc)                         // calls are decided here meanwhile
 		_ = pause.For(ctx, retry/2+rand.N(max(retry, 1))) // the loop sees the end
 	}
 }
 
-// converse asks over one stream until it breaks.
-func (d *Desk) converse(ctx context.Context, cc *grpc.ClientConn) error {
+// overStream sends requests over one stream until it breaks.
+func (c *Central) overStream(ctx context.Context, cc *grpc.ClientConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	adopted := metadata.AppendToOutgoingContext(ctx, warmpathv1.MetadataAdopted, "1")
@@ -304,77 +303,77 @@ func (d *Desk) converse(ctx context.Context, cc *grpc.ClientConn) error {
 	if err != nil {
 		return err
 	}
-	d.begin(stream)
-	defer d.end(stream)
+	c.begin(stream)
+	defer c.end(stream)
 	var sending sync.WaitGroup
 	defer sending.Wait()
 	defer cancel()
 	sending.Go(func() { // why it breaks shows in what is received
 		defer cancel()
-		_ = d.send(ctx, stream)
+		_ = c.send(ctx, stream)
 	})
 	for {
 		m, err := stream.Recv()
 		if err != nil {
 			return err
 		}
-		d.take(m)
+		c.take(m)
 	}
 }
 
-// begin asks over a stream from now on.
-func (d *Desk) begin(stream asking) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.hangUp()
-	d.stream, d.missed = stream, 0
-	d.renew(time.Now())
+// begin sends requests over this stream from now on.
+func (c *Central) begin(stream chooseStream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.abandon()
+	c.stream, c.missed = stream, 0
+	c.renew(time.Now())
 }
 
-// end asks no more over a stream.
-func (d *Desk) end(stream asking) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stream == stream {
-		d.hangUp()
+// end sends no more requests over this stream.
+func (c *Central) end(stream chooseStream) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stream == stream {
+		c.abandon()
 	}
 }
 
-// hangUp ends the wait of all questions of a stream, and leaves those that wait for one. Called with mu held.
-func (d *Desk) hangUp() {
-	if d.stream == nil {
+// abandon ends the wait of the requests of the stream. Those that wait for a stream go on. Called with mu held.
+func (c *Central) abandon() {
+	if c.stream == nil {
 		return
 	}
-	for _, q := range d.waiting {
+	for _, q := range c.waiting {
 		q.answer <- Answer{err: ErrNoServer}
 	}
-	clear(d.waiting)
-	d.stream, d.outbox = nil, nil
+	clear(c.waiting)
+	c.stream, c.unsent = nil, nil
 }
 
-// forget is for another server, or another life of it: nothing was asked or is reserved there.
-func (d *Desk) forget() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.hangUp()
-	clear(d.live)
-	d.reports = nil
+// forget drops requests and reservations: another server, or the same one after a restart, does not have them.
+func (c *Central) forget() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.abandon()
+	clear(c.live)
+	c.reports = nil
 }
 
-// rouse has send look at what there is to send.
-func (d *Desk) rouse() {
+// notify wakes send.
+func (c *Central) notify() {
 	select {
-	case d.wake <- struct{}{}:
+	case c.wake <- struct{}{}:
 	default:
 	}
 }
 
-// send sends questions and reports until the stream breaks.
-func (d *Desk) send(ctx context.Context, stream asking) error {
+// send sends requests and reports until the stream breaks.
+func (c *Central) send(ctx context.Context, stream chooseStream) error {
 	renew := time.NewTicker(renewEvery)
 	defer renew.Stop()
 	for {
-		for _, m := range d.outgoing(stream) {
+		for _, m := range c.outgoing(stream) {
 			if err := stream.Send(m); err != nil {
 				return err
 			}
@@ -382,34 +381,34 @@ func (d *Desk) send(ctx context.Context, stream asking) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-d.wake:
+		case <-c.wake:
 		case now := <-renew.C:
-			d.mu.Lock()
-			d.renew(now)
-			d.mu.Unlock()
+			c.mu.Lock()
+			c.renew(now)
+			c.mu.Unlock()
 		}
 	}
 }
 
-// outgoing returns what is to be sent over the stream now: the questions, and the reports with the first of them.
-func (d *Desk) outgoing(stream asking) []*warmpathv1.ChooseReplicasRequest {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.stream != stream {
+// outgoing returns the messages to send over the stream now: the requests, the first of them with all reports.
+func (c *Central) outgoing(stream chooseStream) []*warmpathv1.ChooseReplicasRequest {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stream != stream {
 		return nil
 	}
 	var all []*warmpathv1.ChooseReplicasRequest
-	for _, q := range d.outbox {
-		if d.waiting[q.number] == q {
+	for _, q := range c.unsent {
+		if c.waiting[q.number] == q {
 			all = append(all, &warmpathv1.ChooseReplicasRequest{Number: q.number, Choose: q.choose})
 		}
 	}
-	d.outbox = nil
-	if len(all) == 0 && len(d.reports) > 0 {
+	c.unsent = nil
+	if len(all) == 0 && len(c.reports) > 0 {
 		all = append(all, new(warmpathv1.ChooseReplicasRequest))
 	}
 	if len(all) > 0 {
-		all[0].Lives, d.reports = d.reports, nil
+		all[0].Lives, c.reports = c.reports, nil
 	}
 	return all
 }

@@ -12,10 +12,10 @@ import (
 )
 
 // stub is a stream over which the test sends and receives.
-type stub struct{ asking }
+type stub struct{ chooseStream }
 
-// chosen is a server's answer to a question, with a reservation.
-func chosen(q *question) *chooseAnswer {
+// chosen is a server's answer to a pick, with a reservation.
+func chosen(q *pick) *chooseAnswer {
 	return &chooseAnswer{Number: q.number, Result: &warmpathv1.ChooseReplicasResponse_Chosen{
 		Chosen: &warmpathv1.ChooseReplicaResponse{
 			Replica:     &warmpathv1.ChosenReplica{Id: "r1"},
@@ -24,95 +24,95 @@ func chosen(q *question) *chooseAnswer {
 	}}
 }
 
-// An answer that came too late is given back, and not what a later question with the same request id was answered,
+// An answer that came too late is given back, and not what a later request with the same request id was answered,
 // whichever of the two answers is late.
 func TestLateAnswersTakeNothingAway(t *testing.T) {
 	for late := range 2 {
 		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
 			w, _, _ := unstarted(t)
-			d := w.Desk()
-			w.desk.begin(stub{})
+			d := w.Central()
+			w.central.begin(stub{})
 			q := &policy.Request{ID: "same", PromptTokens: 100}
-			var asked [2]*question
+			var asked [2]*pick
 			for i := range asked {
 				var err error
-				asked[i], err = w.desk.put(d.question(q, nil, "", 0), false)
+				asked[i], err = w.central.put(d.request(q, nil, "", 0), false)
 				require.NoError(t, err)
 			}
 			require.NotEqual(t, asked[0].choose.GetAttempt(), asked[1].choose.GetAttempt())
-			require.True(t, w.desk.leave(asked[late], ErrLate))
-			require.Len(t, w.desk.outgoing(stub{}), 1, "what no call waits for is not sent")
+			require.True(t, w.central.leave(asked[late], ErrLate))
+			require.Len(t, w.central.outgoing(stub{}), 1, "what no call waits for is not sent")
 			for _, x := range asked {
-				w.desk.take(chosen(x))
+				w.central.take(chosen(x))
 			}
 			a := <-asked[1-late].answer
 			require.NoError(t, a.err)
-			require.Equal(t, load{1, 100}, w.desk.reserved()["r1"])
-			given := stages(w.desk.outgoing(stub{})[0].GetLives())
+			require.Equal(t, load{1, 100}, w.central.reserved()["r1"])
+			given := stages(w.central.outgoing(stub{})[0].GetLives())
 			require.Equal(t, []string{fmt.Sprintf("#%d LIFE_STAGE_RELEASED 0", asked[late].choose.GetAttempt())}, given)
 			a.Reservation.Released(nil)
-			require.Zero(t, w.desk.reserved()["r1"])
-			require.Len(t, w.desk.outgoing(stub{})[0].GetLives(), 1)
+			require.Zero(t, w.central.reserved()["r1"])
+			require.Len(t, w.central.outgoing(stub{})[0].GetLives(), 1)
 		})
 	}
 }
 
-// Where another server has taken the place of the one that answers, the question has no answer, and what was answered
+// Where another server has taken the place of the one that answers, the request has no answer, and what was answered
 // before is own load, which the next server gets in a report.
 func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	w, _, _ := unstarted(t)
 	w.view.take(greeting(), true)
-	d := w.Desk()
-	w.desk.begin(stub{})
-	before, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0), false)
+	d := w.Central()
+	w.central.begin(stub{})
+	before, err := w.central.put(d.request(&policy.Request{PromptTokens: 100}, nil, "", 0), false)
 	require.NoError(t, err)
-	w.desk.take(chosen(before))
-	require.Equal(t, load{1, 100}, w.desk.reserved()["r1"])
-	after, err := w.desk.put(d.question(&policy.Request{PromptTokens: 100}, nil, "", 0), false)
+	w.central.take(chosen(before))
+	require.Equal(t, load{1, 100}, w.central.reserved()["r1"])
+	after, err := w.central.put(d.request(&policy.Request{PromptTokens: 100}, nil, "", 0), false)
 	require.NoError(t, err)
 
 	w.view.begin("another", time.Now())
-	w.desk.take(chosen(after))
+	w.central.take(chosen(after))
 	a := <-after.answer
 	require.ErrorIs(t, a.err, ErrNoServer)
 	a = <-before.answer
 	require.Equal(t, "r1", a.Replica)
-	require.Zero(t, w.desk.reserved()["r1"])
+	require.Zero(t, w.central.reserved()["r1"])
 	a.Reservation.Released(nil)
-	require.Zero(t, w.desk.reserved()["r1"])
-	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
+	require.Zero(t, w.central.reserved()["r1"])
+	_, err = w.central.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrNoServer)
 }
 
-// After several questions without an answer one is asked now and then, until an answer comes.
+// After several requests without an answer one is asked now and then, until an answer comes.
 func TestServerThatDoesNotAnswer(t *testing.T) {
 	w, _, _ := unstarted(t)
-	d := w.Desk()
-	w.desk.begin(stub{})
+	d := w.Central()
+	w.central.begin(stub{})
 	for range tripAfter {
 		_, err := d.Ask(t.Context(), time.Nanosecond, false, new(policy.Request), nil, Legs{})
 		require.ErrorIs(t, err, ErrLate)
 	}
-	_, err := w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
+	_, err := w.central.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrLate)
-	w.desk.probe = time.Now()
-	q, err := w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
+	w.central.probe = time.Now()
+	q, err := w.central.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.NoError(t, err, "the time of the next one has come")
-	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
+	_, err = w.central.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrLate)
-	w.desk.take(chosen(q))
-	_, err = w.desk.put(d.question(new(policy.Request), nil, "", 0), false)
+	w.central.take(chosen(q))
+	_, err = w.central.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.NoError(t, err)
 }
 
-// A patient question waits for a stream, and is sent over the first one; what waits for its answer when that breaks is
+// A patient request waits for a stream, and is sent over the first one; what waits for its answer when that breaks is
 // answered so.
-func TestPatientQuestion(t *testing.T) {
+func TestPatientRequest(t *testing.T) {
 	w, _, _ := unstarted(t)
-	d := w.Desk()
-	_, err := d.put(d.question(new(policy.Request), nil, "", 0), false)
+	d := w.Central()
+	_, err := d.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrNoServer)
-	q, err := d.put(d.question(new(policy.Request), nil, "", 0), true)
+	q, err := d.put(d.request(new(policy.Request), nil, "", 0), true)
 	require.NoError(t, err)
 	d.forget()
 	d.begin(stub{})
