@@ -24,8 +24,8 @@ import (
 const (
 	// maxAsked bounds the requests under way.
 	maxAsked = 10_000
-	// After tripAfter requests in a row without an answer in time, one request is sent every probeAfter. The others fail at
-	// once.
+	// After tripAfter requests in a row without an answer in time, one request is sent every probeAfter. The others fail
+	// at once.
 	tripAfter  = 5
 	probeAfter = time.Second
 	// lease is how long a server keeps a reservation without a report; renewEvery is how often leases are checked.

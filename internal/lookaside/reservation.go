@@ -34,7 +34,9 @@ type Reservation struct {
 }
 
 // reserve enters a reservation that the server has made. Called with mu held.
-func (c *Central) reserve(r *warmpathv1.Reservation, replica, prefill string, tokens int64, now time.Time) *Reservation {
+func (c *Central) reserve(
+	r *warmpathv1.Reservation, replica, prefill string, tokens int64, now time.Time,
+) *Reservation {
 	x := &Reservation{
 		central: c, id: r.GetId(), replica: replica, prefill: prefill, tokens: tokens, renewed: now,
 		lease: time.Duration(r.GetLeaseMs()) * time.Millisecond,

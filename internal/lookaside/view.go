@@ -28,7 +28,7 @@ type view struct {
 	// taken under it.
 	publishing sync.Mutex
 
-	// mu guards the fields below. A balancer takes it under its own; only those of the Routers and of central are taken under it.
+	// mu guards the fields below. A balancer takes it under its own; the Routers' and central's are taken under it.
 	mu        sync.Mutex
 	routers   []*router.Router
 	adopted   *warmpathv1.WatchStart // the server's incarnation, and its versions
