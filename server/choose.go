@@ -22,6 +22,7 @@ import (
 	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/state"
+	"github.com/warmpath/warmpath/internal/sharedstore"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -211,7 +212,11 @@ func (k *picks) pick(ctx context.Context, r *warmpathv1.ChooseReplicaRequest, x 
 				how.Legs.Prefill = leg
 			}
 		}
-		err := h.router.Reserve(k.withStore(ctx, h.router), &x.q, &x.reservation, how)
+		call := ctx
+		if h.router.Uses()&policy.CallsOut != 0 {
+			call = sharedstore.NewContext(ctx, k.store)
+		}
+		err := h.router.Reserve(call, &x.q, &x.reservation, how)
 		if errors.Is(err, router.ErrClosed) && k.hosted.Load() != h {
 			continue
 		}

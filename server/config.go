@@ -309,13 +309,11 @@ func onLoopback(address string) (bool, error) {
 
 // CheckFiles reads the files that the config names: certificates and tokens. The error names the field.
 func (c *Config) CheckFiles() error {
-	if c.TLS != nil {
-		if _, err := c.TLS.load(); err != nil {
-			return fmt.Errorf("tls.%w", err)
-		}
+	if _, err := c.TLS.load(); err != nil {
+		return err
 	}
 	for name, d := range c.Deployments {
-		if err := d.checkFiles(); err != nil {
+		if _, err := (replicaTLS{d.ReplicaTLS}).load(); err != nil {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
 	}

@@ -151,11 +151,6 @@ func (h *hosted) routed(all []router.Route) {
 	h.router.CacheChanged(h.index.predict(all))
 }
 
-// wantsRoutes reports whether watchers are to report their routes: a replica publishes no events.
-func (h *hosted) wantsRoutes() bool {
-	return h.index != nil && h.index.predicts()
-}
-
 // shared records the route of a pick made here, for watchers.
 func (h *hosted) shared(to *policy.Replica, rank int, superblocks []uint64) {
 	if to.KVEvents == "" && h.config.KVEvents == "" {

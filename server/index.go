@@ -159,8 +159,11 @@ func (x *index) setSilent(caches map[string]cacheOf) (changes []policy.CacheChan
 	return changes
 }
 
-// predicts reports whether routes are of use: a replica publishes no events.
+// predicts reports whether routes are of use: a replica publishes no events. nil = there is no index.
 func (x *index) predicts() bool {
+	if x == nil {
+		return false
+	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return len(x.silent) > 0

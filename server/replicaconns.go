@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
 	"sync"
 	"time"
@@ -33,20 +32,14 @@ func (c replicaTLS) validate() error {
 }
 
 func (c replicaTLS) load() (*tls.Config, error) {
+	if c.TLS == nil {
+		return nil, nil
+	}
 	pair, replicas, err := c.read()
-	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: pair, RootCAs: replicas}, err
-}
-
-// checkFiles reads the files that the deployment names. The error names the field.
-func (d *Deployment) checkFiles() error {
-	if d.ReplicaTLS == nil {
-		return nil
-	}
-	_, err := replicaTLS{d.ReplicaTLS}.load()
 	if err != nil {
-		return fmt.Errorf("replica_tls.%w", err)
+		return nil, fmt.Errorf("replica_tls.%w", err)
 	}
-	return nil
+	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: pair, RootCAs: replicas}, nil
 }
 
 // replicaConns are the server's own connections to a deployment's replicas: for health checks, load and KV events.
@@ -56,18 +49,6 @@ type replicaConns struct {
 	certs    *certificates        // nil = in plaintext
 	replicas map[string]described // by id
 	open     map[string]*grpc.ClientConn
-}
-
-// openReplicaTLS follows the files of c, nil = there are none.
-func openReplicaTLS(c *TLS, log *slog.Logger) (*certificates, error) {
-	if c == nil {
-		return nil, nil
-	}
-	certs, err := openCertificates(replicaTLS{c}, log)
-	if err != nil {
-		return nil, fmt.Errorf("replica_tls.%w", err)
-	}
-	return certs, nil
 }
 
 // secure puts other certificates into force, nil = plaintext, and closes the connections made with those before.

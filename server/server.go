@@ -96,11 +96,8 @@ func New(c *Config, o Options) (*Server, error) {
 	}
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
 	s.deployments.Store(&map[string]*deployment{})
-	if c.TLS != nil {
-		var err error
-		if s.certs, err = openCertificates(c.TLS, o.Logger); err != nil {
-			return nil, fmt.Errorf("tls.%w", err)
-		}
+	if s.certs, err = openCertificates(c.TLS, o.Logger); err != nil {
+		return nil, err
 	}
 	if s.membership, err = joinCluster(c, s.incarnation, o.Logger); err != nil {
 		s.certs.close()

@@ -10,8 +10,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/sharedstore"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -83,12 +81,4 @@ func storeStatus(err error) error {
 		code = codes.InvalidArgument
 	}
 	return status.Error(code, err.Error())
-}
-
-// withStore puts the deployment's store into the context, for a policy that calls out.
-func (k *picks) withStore(ctx context.Context, r *router.Router) context.Context {
-	if r.Uses()&policy.CallsOut == 0 {
-		return ctx
-	}
-	return sharedstore.NewContext(ctx, k.store)
 }

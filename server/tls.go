@@ -51,11 +51,13 @@ func (c *TLS) validate() error {
 	return nil
 }
 
-// load reads the files. An error names the field.
 func (c *TLS) load() (*tls.Config, error) {
+	if c == nil {
+		return nil, nil
+	}
 	pair, clients, err := c.read()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("tls.%w", err)
 	}
 	// No tickets: a resumed session would keep a certificate whose authority is no longer trusted.
 	t := &tls.Config{
@@ -91,6 +93,7 @@ func (c *TLS) read() (pair []tls.Certificate, authorities *x509.CertPool, err er
 // A certSource is the config of certificates.
 type certSource interface {
 	paths() []string // "" = none
+	// load reads the files; nil = there is no config of certificates. An error names the field.
 	load() (*tls.Config, error)
 }
 
@@ -136,11 +139,11 @@ type certificates struct {
 	files watches
 }
 
-// openCertificates reads the files and follows them until close. The last good ones stay where the files do not fit: a
-// key changes before or after its certificate.
+// openCertificates reads the files and follows them until close; nil = there are none. The last good ones stay where the
+// files do not fit: a key changes before or after its certificate.
 func openCertificates(from certSource, log *slog.Logger) (*certificates, error) {
 	first, err := from.load()
-	if err != nil {
+	if first == nil || err != nil {
 		return nil, err
 	}
 	k := &certificates{from: from}

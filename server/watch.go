@@ -265,8 +265,9 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 		m.Config = d.pushed
 	}
 	all = append(all, m)
+	x, reads := d.hosted.Load().index, w.index && w.principal.trusted()
 	var caches []*warmpathv1.IndexUpdate
-	if x := d.hosted.Load().index; x != nil && w.index && w.principal.trusted() {
+	if x != nil && reads {
 		caches = x.since(w.cache, d.roster.numberOf)
 	}
 	for i, u := range caches {
@@ -276,7 +277,7 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 		}
 		m.Index, w.cache = u, u.Version
 	}
-	if wanted := w.index && w.principal.trusted() && d.hosted.Load().wantsRoutes(); wanted != w.routes {
+	if wanted := reads && x.predicts(); wanted != w.routes {
 		m.RoutesWanted, w.routes = proto.Bool(wanted), wanted
 	}
 	now := d.now()
