@@ -23,8 +23,9 @@
 // # Guarantees
 //
 // Everything that clients can make grow is bounded by the [Config]. A config that is refused leaves the one before in
-// force, and one that is accepted keeps the state of every deployment whose policy is unchanged. No prompt is kept or
-// logged: text and tokens are hashed in the call.
+// force. One that is accepted keeps the state of every deployment whose policy is unchanged; another policy begins with
+// the fleet, the load and the ejections of the one before. No prompt is kept or logged: text and tokens are hashed in the
+// call.
 //
 // The package imports neither client nor resolver nor balancer: it shares with them the core, the policies and the
 // contract in proto/warmpath/v1.
