@@ -75,6 +75,9 @@ func (x *exchange) take(m *message) error {
 }
 
 func (x *exchange) requestHeaders(m *message) error {
+	if x.headers != nil {
+		return status.Error(codes.InvalidArgument, "a stream is one request: its headers came twice")
+	}
 	x.headers, x.reading = m.headers, x.host.Reading(x.stream.Context(), x.options.Deployment)
 	if strings.HasPrefix(m.headers.get("content-type"), "application/grpc") {
 		x.method = x.reading.Dialects.Lookup(m.headers.get(":path"))

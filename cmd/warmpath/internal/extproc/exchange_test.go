@@ -18,7 +18,8 @@ import (
 
 // A request as the protocol has it: pick, response, release.
 func TestPick(t *testing.T) {
-	p := startPicker(t, fleet, extproc.Options{}, nil)
+	r := new(recorder)
+	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
 	text := prompt(strings.Repeat("the same beginning ", 200))
 	var first []string
 	for range 3 {
@@ -27,6 +28,7 @@ func TestPick(t *testing.T) {
 		g.body(text, true)
 		got := g.picked()
 		require.Len(t, got, 3, "with two fallbacks")
+		require.Equal(t, r.chose, got, "in the policy's order")
 		g.echoed(text, true)
 		if first == nil {
 			first = got
@@ -38,6 +40,33 @@ func TestPick(t *testing.T) {
 		p.idle(t)
 		g.done()
 	}
+}
+
+// The bodies of OpenAI's four APIs are read, and of another body nothing.
+func TestBodies(t *testing.T) {
+	r := new(recorder)
+	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	for path, c := range map[string]struct{ body, text string }{
+		"/v1/chat/completions": {`{"model":"m","messages":[{"role":"user","content":"hello"}]}`, "hello"},
+		"/v1/completions":      {`{"model":"m","prompt":"hello"}`, "hello"},
+		"/v1/responses":        {`{"model":"m","instructions":"be kind","input":"hello"}`, "hello"},
+		"/v1/embeddings":       {`{"model":"m","input":["hello"]}`, "hello"},
+		"/v1/files":            {"hello", ""},
+	} {
+		t.Run(path, func(t *testing.T) {
+			g := p.open(t, duplex)
+			g.headers(chatHeaders(":path", path), nil, false)
+			g.body(c.body, true)
+			g.picked()
+			g.echoed(c.body, true)
+			g.responds("200", "application/json", "", true)
+			g.done()
+			require.Contains(t, r.last().GetKey().GetText(), c.text)
+			require.Equal(t, c.text == "", r.last().GetKey().GetText() == "")
+			require.Equal(t, c.text != "", r.last().GetKey().GetModel() == "m")
+		})
+	}
+	p.idle(t)
 }
 
 // Chunks come back in order, once there is an answer to the headers; so do trailers.

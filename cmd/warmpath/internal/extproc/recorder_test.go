@@ -17,6 +17,7 @@ type recorder struct {
 
 	mu    sync.Mutex // guards what follows
 	asked []*warmpathv1.ChooseReplicaRequest
+	chose []string // by the last answer: the pick and its fallbacks
 	lives []*warmpathv1.LifeReport
 	lease uint32 // replaces the server's, in milliseconds
 }
@@ -31,6 +32,10 @@ func (r *recorder) ChooseReplica(ctx context.Context, q *warmpathv1.ChooseReplic
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.asked = append(r.asked, proto.CloneOf(q))
+	r.chose = []string{a.GetReplica().GetAddress()}
+	for _, f := range a.GetFallbacks() {
+		r.chose = append(r.chose, f.GetAddress())
+	}
 	if err == nil && r.lease > 0 {
 		a.Reservation.LeaseMs = r.lease
 	}

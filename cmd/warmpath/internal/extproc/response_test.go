@@ -9,6 +9,7 @@ import (
 	modev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/extproc"
@@ -211,8 +212,18 @@ func TestAborts(t *testing.T) {
 		}
 	}
 
-	// The server goes away.
+	// A second request has no place in a stream.
 	g := p.open(t, duplex)
+	g.headers(chatHeaders(), nil, true)
+	g.picked()
+	g.headers(chatHeaders(), nil, true)
+	for range g.got {
+	}
+	require.Equal(t, codes.InvalidArgument, status.Code(g.err))
+	p.idle(t)
+
+	// The server goes away.
+	g = p.open(t, duplex)
 	g.headers(chatHeaders(), nil, true)
 	g.picked()
 	p.Close()
