@@ -113,6 +113,7 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *pee
 	case u.GetSnapshot() == warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST && (x.lacks || !x.synced || !follows):
 		p.clear(x)
 		clear(x.ids)
+		clear(x.has)
 		x.synced, x.filling, x.lacks = true, true, false
 	case !x.synced:
 		return nil
@@ -232,9 +233,11 @@ func (p *peers) follows(id string, now time.Time) bool {
 	return !now.Before(p.settles)
 }
 
-// joined asks for snapshots where replicas with a number above last have joined that other servers had before.
+// joined asks for snapshots where replicas with a number above last have joined that other servers had before, and
+// where most names are those of replicas that have left.
 func (p *peers) joined(of *roster, last uint32) {
 	for _, x := range p.known {
+		x.lacks = x.lacks || len(x.ids) > 2*len(of.order)+maxDepartures
 		for id := range x.has {
 			x.lacks = x.lacks || of.numberOf(id) > last
 		}
