@@ -271,5 +271,5 @@ func announce(log *slog.Logger, dc *Deployment, notServing string) {
 func (k *picks) warnNoKey(policy string) {
 	k.log.Warn("warmpath: requests carry no key that the policy routes by, and are routed by load; logged once",
 		"policy", policy, "grpc", "set key.session or key.prompt",
-		"http", "send the header named in http.session_header, or a body with a prompt")
+		"http", "send the header x-session-id, or a body with a prompt")
 }

@@ -192,7 +192,7 @@ func TestHTTPEndlessBody(t *testing.T) {
 
 // Half of the connections may be one host's. More are closed at once, and those that there are are served.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
-	d := openDoor(t, "http: {listen: '127.0.0.1:0', max_connections: 4}\n"+quiet, discard)
+	d := openDoor(t, "http: {listen: '127.0.0.1:0', max_body_bytes: 268435456}\n"+quiet, discard)
 	const question = "POST /internal/route HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 	ask := func(conn net.Conn) error {
 		if _, err := io.WriteString(conn, question); err != nil {
@@ -232,7 +232,6 @@ func TestHTTPDrains(t *testing.T) {
 func TestHTTPConfig(t *testing.T) {
 	for field, text := range map[string]string{
 		"http.listen: ":         "http: {listen: '0.0.0.0:80'}\n",
-		"http.session_header: ": "http: {session_header: 'a b'}\n",
 		"http.max_body_bytes: ": "http: {max_body_bytes: 1}\n",
 		"http.read_timeout: ":   "http: {read_timeout: 2h}\n",
 		`"colour"`:              "http: {colour: red}\n",
@@ -241,7 +240,7 @@ func TestHTTPConfig(t *testing.T) {
 		require.ErrorContains(t, err, field)
 	}
 	c := parse(t, "allow_plaintext: true\nhttp: {listen: ':80'}\n"+quiet)
-	require.Equal(t, "x-session-id", c.HTTP.SessionHeader)
+	require.Equal(t, 1<<20, c.HTTP.MaxBodyBytes)
 	s, err := New(parse(t, quiet), Options{Logger: discard})
 	require.NoError(t, err)
 	defer s.Close()

@@ -25,6 +25,8 @@ const (
 	httpWriteGrace = 10 * time.Second
 	// httpIdleTimeout is how long a connection without requests is kept.
 	httpIdleTimeout = time.Minute
+	// maxBodies bounds the bodies of the HTTP endpoint, in bytes, by the number of its connections.
+	maxBodies = 1 << 30
 )
 
 // checkHTTP checks the fields of the HTTP endpoint.
@@ -56,7 +58,7 @@ func (s *Server) openHTTP(c *Config) error {
 	}
 	routes := s.authenticator.http(s.traced(h), httpendpoint.Deny)
 	read := time.Duration(c.HTTP.ReadTimeout)
-	s.maxHTTP = c.HTTP.MaxConnections
+	s.maxHTTP = min(c.MaxConnections, maxBodies/c.HTTP.MaxBodyBytes)
 	s.http = &http.Server{
 		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			switch {

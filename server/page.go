@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/page"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -32,7 +33,7 @@ func (h pageHost) Admitted(r *http.Request) error {
 
 // openPage makes the page, and returns its handler behind the principals.
 func (s *Server) openPage(c *Config) (http.Handler, error) {
-	sessions, err := requestkey.NewSessionKeys(c.HTTP.SessionHeader)
+	sessions, err := requestkey.NewSessionKeys(httpendpoint.HeaderSession)
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func TestHAProxyAsksOneOfTwo(t *testing.T) {
 	require.Len(t, replicas[1].served(), 20)
 	for _, h := range asked {
 		require.Equal(t, "chat", h.Get(httpendpoint.HeaderDeployment))
-		require.Equal(t, "u", h.Get("User-Key"))
+		require.Equal(t, "u", h.Get("X-Session-Id"))
 		require.Equal(t, "id", h.Get("X-Request-Id"))
 		require.Empty(t, h.Get("Authorization"), "what the server has no use for stays here")
 	}

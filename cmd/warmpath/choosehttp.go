@@ -29,7 +29,7 @@ func printCurl(w io.Writer, address string, dial *dialFlags, ask *warmpathv1.Cho
 	for _, h := range []struct{ name, value string }{
 		{httpendpoint.HeaderDeployment, ask.GetDeployment()},
 		{httpendpoint.HeaderExclude, strings.Join(ask.GetExcluded(), ",")},
-		{httpendpoint.Config{}.WithDefaults().SessionHeader, k.GetSession()}, {"X-Request-Id", k.GetRequestId()},
+		{httpendpoint.HeaderSession, k.GetSession()}, {"X-Request-Id", k.GetRequestId()},
 	} {
 		if h.value != "" {
 			words = append(words, "-H", h.name+": "+h.value)

@@ -24,7 +24,7 @@ local function question(txn)
     local headers = { ["content-type"] = { "application/json" } }
     for name, values in pairs(txn.http:req_get_headers()) do
         if spelled(name) == session_header then
-            headers[session_header] = { values[0] }
+            headers["x-session-id"] = { values[0] }
         elseif name == "x-request-id" or name == "traceparent" or name == "tracestate" then
             headers[name] = { values[0] }
         end

@@ -20,8 +20,10 @@ const (
 	HealthPath = "/healthz"
 )
 
-// Headers of a request, beside the one with the session and X-Request-Id.
+// Headers of a request, beside X-Request-Id.
 const (
+	// HeaderSession has the session, in any case, with - and _ alike. The headers of agents are read behind it.
+	HeaderSession = "x-session-id"
 	// HeaderDeployment names the deployment; absent = by the model, or the only one.
 	HeaderDeployment = "X-Warmpath-Deployment"
 	// HeaderExclude lists the ids of replicas that must not be picked, with commas between them.
@@ -45,7 +47,7 @@ func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) (http.H
 		return nil, err
 	}
 	c = c.WithDefaults()
-	sessions, err := requestkey.NewSessionKeys(c.SessionHeader)
+	sessions, err := requestkey.NewSessionKeys(HeaderSession)
 	if err != nil {
 		return nil, err
 	}

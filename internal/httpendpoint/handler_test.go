@@ -210,7 +210,7 @@ func TestQuestion(t *testing.T) {
 		})
 	}
 	o := &oracle{answer: chosen("h:1")}
-	ask(newHandler(t, o, func(c *Config) { c.SessionHeader = "User_Key" }), "", "X-Session-Id", "no", "User-Key", "yes")
+	ask(newHandler(t, o, nil), "", "User-Key", "no", "X_Session_Id", "yes")
 	require.Equal(t, "yes", o.question().GetKey().GetSession())
 }
 
@@ -252,10 +252,8 @@ func TestBodies(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	for field, change := range map[string]func(*Config){
-		"session_header":  func(c *Config) { c.SessionHeader = "x y" },
-		"max_body_bytes":  func(c *Config) { c.MaxBodyBytes = 10 },
-		"max_connections": func(c *Config) { c.MaxConnections = -1 },
-		"read_timeout":    func(c *Config) { c.ReadTimeout = policy.Duration(2 * time.Hour) },
+		"max_body_bytes": func(c *Config) { c.MaxBodyBytes = 10 },
+		"read_timeout":   func(c *Config) { c.ReadTimeout = policy.Duration(2 * time.Hour) },
 	} {
 		var c Config
 		require.NoError(t, c.Validate())
