@@ -62,7 +62,7 @@ func TestBadConfigsAreRefused(t *testing.T) {
 		`{"polizy":{}}`: "polizy",
 		`{"dialects":[{"methods":["nonsense"]}]}`:               "methods",
 		`{"dialects":[{"methods":["/a.B/C"],"prompt":"3..2"}]}`: "prompt",
-		`{"tokenizer":{"url":"nonsense"}}`:                      "tokenizer: url",
+		`{"tokenizer":{"from":"ftp://x"}}`:                      "tokenizer: from",
 		`{"max_ongoing_requests":"many"}`:                       "max_ongoing_requests",
 	} {
 		t.Run(field, func(t *testing.T) {

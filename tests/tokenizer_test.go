@@ -32,7 +32,7 @@ func TestATokenizerInAChannel(t *testing.T) {
 	m := newMeter(t)
 	var log bytes.Buffer
 	cc := dial(t, target(rs...), m.option, client.WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
-		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"tokenizer":{"url":"`+engine.URL+`","timeout":"20s"}`)))
+		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"tokenizer":{"from":"`+engine.URL+`","timeout":"20s"}`)))
 	connected(t, cc, rs)
 	ask := func(text string) client.Decision {
 		var d client.Decision

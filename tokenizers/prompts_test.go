@@ -84,14 +84,14 @@ func openWith(t testing.TB, c tokenize.Config, o tokenize.Options, log *bytes.Bu
 	p, err := tokenize.Open(c, o)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, p.Close()) })
-	enc, _ := counted.Load(c.File)
+	enc, _ := counted.Load(c.From)
 	e, _ := enc.(*counting)
 	return p, e
 }
 
 func local(t testing.TB) tokenize.Config {
 	c := tokenize.DefaultConfig()
-	c.File, c.Timeout = t.Name(), policy.Duration(tokenize.MaxTimeout)
+	c.From, c.Timeout = t.Name(), policy.Duration(tokenize.MaxTimeout)
 	return c
 }
 
@@ -202,7 +202,7 @@ func TestAnEnginesEndpoint(t *testing.T) {
 	defer s.Close()
 	defer close(leave)
 	c := tokenize.DefaultConfig()
-	c.URL = s.URL
+	c.From = s.URL
 	var log bytes.Buffer
 	p, _ := open(t, c, &log)
 	for range 3 {

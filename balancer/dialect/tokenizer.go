@@ -24,18 +24,18 @@ type TokenizerInput struct {
 	Special bool
 }
 
-// tokenizers holds how the values of config fields are opened: a func(string) (Tokenizer, error) by field.
+// tokenizers holds a func(string) (Tokenizer, error) by kind.
 var tokenizers sync.Map
 
-// RegisterTokenizer registers how the value of a field of the config's tokenizer,
-// file or tiktoken, is opened. Packages that do so call it from init.
-func RegisterTokenizer(field string, open func(value string) (Tokenizer, error)) {
-	tokenizers.Store(field, open)
+// RegisterTokenizer registers how what the config's tokenizer names is opened: kind is file, for its path, or tiktoken,
+// for the name of an encoding. Packages that do so call it from init.
+func RegisterTokenizer(kind string, open func(value string) (Tokenizer, error)) {
+	tokenizers.Store(kind, open)
 }
 
-// LookupTokenizer returns what is registered for a field, nil if nothing is.
-func LookupTokenizer(field string) (open func(value string) (Tokenizer, error)) {
-	registered, _ := tokenizers.Load(field)
+// LookupTokenizer returns what is registered for a kind, nil if nothing is.
+func LookupTokenizer(kind string) (open func(value string) (Tokenizer, error)) {
+	registered, _ := tokenizers.Load(kind)
 	open, _ = registered.(func(string) (Tokenizer, error))
 	return open
 }

@@ -120,7 +120,7 @@ func TestExplainNobody(t *testing.T) {
 // With a tokenizer the prompt has its true length, its tokens are the key, and what is
 // wrong with it is told.
 func TestExplainTokens(t *testing.T) {
-	config := file(t, "config.yaml", "tokenizer: {tiktoken: cl100k_base}")
+	config := file(t, "config.yaml", "tokenizer: {from: 'tiktoken:cl100k_base'}")
 	ask := func(args ...string) (int, string, string) {
 		return command(t, append([]string{"explain", "--replicas", "r0,r1", "--config", config}, args...)...)
 	}
@@ -142,10 +142,10 @@ func TestExplainTokens(t *testing.T) {
 	require.Equal(t, exitOK, code)
 	require.Contains(t, stdout, "failed: tokenize: the prompt is a batch, or not UTF-8")
 
-	config = file(t, "bad.yaml", "tokenizer: {file: /nowhere/tokenizer.json}")
+	config = file(t, "bad.yaml", "tokenizer: {from: /nowhere/tokenizer.json}")
 	code, _, stderr = ask("--prompt", "x")
 	require.Equal(t, exitUsage, code)
-	require.Contains(t, stderr, "tokenizer.file: stat /nowhere/tokenizer.json")
+	require.Contains(t, stderr, "tokenizer.from: stat /nowhere/tokenizer.json")
 }
 
 // What only a channel reads of a config is checked too.

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
-	"slices"
+	"strings"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
@@ -20,15 +20,11 @@ const (
 	MaxTimeout     = time.Minute
 )
 
-// Config is the object under "tokenizer" in a channel's config. Exactly one of File,
-// Tiktoken and URL is set.
+// Config is the object under "tokenizer" in a channel's config.
 type Config struct {
-	// File is the path of a tokenizer.json.
-	File string `json:"file,omitempty"`
-	// Tiktoken is the name of one of tiktoken's encodings.
-	Tiktoken string `json:"tiktoken,omitempty"`
-	// URL is an engine's endpoint, such as http://host:8000/tokenize.
-	URL string `json:"url,omitempty"`
+	// From is the path of a tokenizer.json, an engine's endpoint such as http://host:8000/tokenize, or one of tiktoken's
+	// encodings such as tiktoken:cl100k_base.
+	From string `json:"from"`
 	// ChatTemplate is the path of a Jinja template, or of a tokenizer_config.json
 	// with one.
 	ChatTemplate string `json:"chat_template,omitempty"`
@@ -60,15 +56,12 @@ func ParseConfig(raw json.RawMessage) (*Config, error) {
 }
 
 func (c *Config) validate() error {
-	sources := slices.DeleteFunc([]string{c.File, c.Tiktoken, c.URL}, func(s string) bool { return s == "" })
-	if len(sources) != 1 {
-		return fmt.Errorf("file, tiktoken, url: %d are set; set exactly one", len(sources))
+	if c.From == "" {
+		return errors.New("from: it is not set")
 	}
-	if c.URL != "" {
-		u, err := url.Parse(c.URL)
-		if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return fmt.Errorf("url: %q is not like http://host:8000/tokenize", c.URL)
-		}
+	if u, err := url.Parse(c.From); strings.Contains(c.From, "://") &&
+		(err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
+		return fmt.Errorf("from: %q is not like http://host:8000/tokenize", c.From)
 	}
 	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
 	if c.Timeout < 0 || c.Timeout > policy.Duration(MaxTimeout) {
@@ -104,13 +97,12 @@ func Open(c Config, o Options) (*Prompts, error) {
 		logger:  cmp.Or(o.Logger, slog.Default()),
 	}
 	var err error
-	switch {
-	case c.URL != "":
-		p.tokenizer = newRemote(c.URL)
-	case c.Tiktoken != "":
-		p.tokenizer, err = opened("tiktoken", c.Tiktoken, dialect.LookupTokenizer("tiktoken"))
-	default:
-		p.tokenizer, err = opened("file", c.File, dialect.LookupTokenizer("file"))
+	if encoding, ok := strings.CutPrefix(c.From, "tiktoken:"); ok {
+		p.tokenizer, err = opened("from", encoding, dialect.LookupTokenizer("tiktoken"))
+	} else if strings.Contains(c.From, "://") {
+		p.tokenizer = newRemote(c.From)
+	} else {
+		p.tokenizer, err = opened("from", c.From, dialect.LookupTokenizer("file"))
 	}
 	if err == nil && c.ChatTemplate != "" {
 		p.template, err = opened("chat_template", c.ChatTemplate, chatTemplates)

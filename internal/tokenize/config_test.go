@@ -17,44 +17,44 @@ func TestParseConfig(t *testing.T) {
 		require.Nil(t, c)
 		require.NoError(t, Check(json.RawMessage(none)))
 	}
-	c, err := ParseConfig(json.RawMessage(`{"url":"http://h:1/tokenize","timeout":"5ms","add_special_tokens":false}`))
+	c, err := ParseConfig(json.RawMessage(`{"from":"http://h:1/tokenize","timeout":"5ms","add_special_tokens":false}`))
 	require.NoError(t, err)
-	require.Equal(t, Config{URL: "http://h:1/tokenize", Timeout: policy.Duration(5 * time.Millisecond)}, *c)
-	c, err = ParseConfig(json.RawMessage(`{"url":"https://h/x","timeout":"0s"}`))
+	require.Equal(t, Config{From: "http://h:1/tokenize", Timeout: policy.Duration(5 * time.Millisecond)}, *c)
+	c, err = ParseConfig(json.RawMessage(`{"from":"https://h/x","timeout":"0s"}`))
 	require.NoError(t, err)
 	want := DefaultConfig()
-	want.URL = "https://h/x"
+	want.From = "https://h/x"
 	require.Equal(t, want, *c)
 }
 
 func TestBadConfigs(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{}`:                                 "tokenizer: file, tiktoken, url: 0 are set; set exactly one",
-		`{"file":"a","url":"http://h"}`:      "2 are set",
-		`{"url":"ftp://h"}`:                  `tokenizer: url: "ftp://h" is not like`,
-		`{"url":"http:///x"}`:                "url:",
-		`{"url":"http://h","timeout":"2m"}`:  "timeout: 2m0s is not between",
-		`{"url":"http://h","timeout":"-1s"}`: "timeout:",
-		`{"url":"http://h","timeout":5}`:     "tokenizer: timeout:",
-		`{"uri":"http://h"}`:                 `tokenizer: unknown field "uri"`,
-		`[]`:                                 "tokenizer: the config is a list",
+		`{}`:                                  "tokenizer: from: it is not set",
+		`{"file":"a","from":"http://h"}`:      `unknown field "file"`,
+		`{"from":"ftp://h"}`:                  `tokenizer: from: "ftp://h" is not like`,
+		`{"from":"http:///x"}`:                "from:",
+		`{"from":"http://h","timeout":"2m"}`:  "timeout: 2m0s is not between",
+		`{"from":"http://h","timeout":"-1s"}`: "timeout:",
+		`{"from":"http://h","timeout":5}`:     "tokenizer: timeout:",
+		`{"uri":"http://h"}`:                  `tokenizer: unknown field "uri"`,
+		`[]`:                                  "tokenizer: the config is a list",
 	} {
 		require.ErrorContains(t, Check(json.RawMessage(raw)), want, "%s", raw)
 	}
 }
 
 func TestWhatIsNotLinkedSaysHow(t *testing.T) {
-	for _, field := range []string{"file", "tiktoken"} {
-		require.EqualError(t, Check(json.RawMessage(`{"`+field+`":"x"}`)),
-			`tokenizer.`+field+`: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)
+	for _, from := range []string{"x", "tiktoken:x"} {
+		require.EqualError(t, Check(json.RawMessage(`{"from":"`+from+`"}`)),
+			`tokenizer.from: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)
 	}
-	require.EqualError(t, Check(json.RawMessage(`{"url":"http://h/x","chat_template":"x"}`)),
+	require.EqualError(t, Check(json.RawMessage(`{"from":"http://h/x","chat_template":"x"}`)),
 		`tokenizer.chat_template: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)
 }
 
 func FuzzConfig(f *testing.F) {
-	f.Add([]byte(`{"url":"http://h:1/tokenize","timeout":"5ms"}`))
-	f.Add([]byte(`{"file":"a"}`))
+	f.Add([]byte(`{"from":"http://h:1/tokenize","timeout":"5ms"}`))
+	f.Add([]byte(`{"from":"a"}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := ParseConfig(raw)
 		if err != nil || c == nil {

@@ -3,7 +3,7 @@
 //
 //	import _ "github.com/warmpath/warmpath/tokenizers"
 //
-//	client.WithConfig(`{"tokenizer": {"file": "/models/llama-3/tokenizer.json"}}`)
+//	client.WithConfig(`{"tokenizer": {"from": "/models/llama-3/tokenizer.json"}}`)
 //
 // The rule. Before a policy prepares, the Router asks the Tokenizer of its channel,
 // in the goroutine of the call and under no lock. Token ids that are in a request

@@ -21,7 +21,7 @@ func TestATokenizerThatCannotBeOpened(t *testing.T) {
 	missing := errors.New("no such file")
 	dialect.RegisterTokenizer("file", func(string) (dialect.Tokenizer, error) { return (*closing)(nil), missing })
 	t.Cleanup(func() { dialect.RegisterTokenizer("file", nil) })
-	_, err := Open(Config{File: "tokenizer.json"}, Options{})
+	_, err := Open(Config{From: "tokenizer.json"}, Options{})
 	require.ErrorIs(t, err, missing)
-	require.ErrorContains(t, err, "tokenizer.file")
+	require.ErrorContains(t, err, "tokenizer.from")
 }

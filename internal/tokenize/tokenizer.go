@@ -36,7 +36,7 @@ type ChatTemplate interface {
 // Errors of prompts that stay text.
 var (
 	// ErrChat: the prompt is a chat, and the tokenizer takes text only.
-	ErrChat = errors.New("tokenize: the prompt is a chat: set tokenizer.chat_template, or a tokenizer.url that takes messages")
+	ErrChat = errors.New("tokenize: the prompt is a chat: set tokenizer.chat_template, or in tokenizer.from an endpoint that takes messages")
 	// ErrNotText: the prompt is several prompts, or not UTF-8.
 	ErrNotText = errors.New("tokenize: the prompt is a batch, or not UTF-8")
 	// ErrMedia: the prompt has images or the like, whose tokens depend on the model.

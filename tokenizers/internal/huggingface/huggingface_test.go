@@ -172,8 +172,8 @@ func TestWhatIsRefused(t *testing.T) {
 	}
 	_, err := Parse([]byte("[]"))
 	require.Error(t, err)
-	_, err = tokenize.Open(tokenize.Config{File: "testdata/none.json"}, tokenize.Options{})
-	require.ErrorContains(t, err, "tokenizer.file: stat testdata/none.json")
+	_, err = tokenize.Open(tokenize.Config{From: "testdata/none.json"}, tokenize.Options{})
+	require.ErrorContains(t, err, "tokenizer.from: stat testdata/none.json")
 }
 
 func TestAFileIsReadOnceUntilItChanges(t *testing.T) {

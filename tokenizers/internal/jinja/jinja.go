@@ -39,7 +39,7 @@ func init() {
 // ErrTools means that a chat has tools or calls of them. Templates write these as JSON,
 // and the template engine orders and spaces that in another way than Python does, so the
 // tokens would be others from the first on. An engine's endpoint does it right.
-var ErrTools = errors.New("jinja: the chat has tools: use tokenizer.url")
+var ErrTools = errors.New("jinja: the chat has tools: name an endpoint in tokenizer.from")
 
 // A Template is a chat template.
 type Template struct {

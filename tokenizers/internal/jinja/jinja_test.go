@@ -93,7 +93,7 @@ func TestOpen(t *testing.T) {
 		require.ErrorContains(t, err, want, text)
 	}
 	c := tokenize.DefaultConfig()
-	c.URL, c.ChatTemplate = "http://127.0.0.1:1/tokenize", filepath.Join(dir, "none")
+	c.From, c.ChatTemplate = "http://127.0.0.1:1/tokenize", filepath.Join(dir, "none")
 	_, err := tokenize.Open(c, tokenize.Options{})
 	require.ErrorContains(t, err, "tokenizer.chat_template: open ")
 }

@@ -45,8 +45,8 @@ func TestKnownVectors(t *testing.T) {
 func TestUnknownEncoding(t *testing.T) {
 	_, err := Open("o300k_base")
 	require.ErrorContains(t, err, `"o300k_base" is unknown; choose one of o200k_base, cl100k_base`)
-	_, err = tokenize.Open(tokenize.Config{Tiktoken: "x"}, tokenize.Options{})
-	require.ErrorContains(t, err, `tokenizer.tiktoken: "x" is unknown`)
+	_, err = tokenize.Open(tokenize.Config{From: "tiktoken:x"}, tokenize.Options{})
+	require.ErrorContains(t, err, `tokenizer.from: "x" is unknown`)
 }
 
 func TestAnEncodingIsBuiltOnce(t *testing.T) {
