@@ -150,6 +150,7 @@ func (k *picks) choose(
 		name.request, name.attempt = q.ID, r.GetAttempt()
 	}
 	waits := r.GetWaitMs() > 0 && r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
+	call := ctx
 	if waits {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
@@ -181,15 +182,19 @@ func (k *picks) choose(
 		k.leases.fail(x, err)
 		return nil, err
 	}
-	if !p.may(k.name) { // it lost the deployment while it waited
-		x.giveBack()
-		k.leases.fail(x, errDeployment)
-		return nil, errDeployment
+	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
+	err = call.Err() // the request will not be sent
+	if err == nil && !p.may(k.name) {
+		err = errDeployment
+	}
+	if err != nil {
+		x.release(policy.Outcome{Fault: state.GivenUp, Usage: policy.NoUsage})
+		k.leases.fail(x, err)
+		return nil, err
 	}
 	k.picked(ctx, h, x, began)
 	x.replica = numberOf(x.reservation.Decision.Replica)
 	router.DropPrompt(&x.q)
-	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
 	a := k.answer(h, r, x) // before the lease is in force
 	router.Settle(&x.q)    // else the lease would keep the lists of the request
 	k.leases.hold(x, a, reserves, holdFor(r), k.now())

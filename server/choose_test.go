@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -195,4 +196,18 @@ func TestHashesMatchTokens(t *testing.T) {
 	require.Zero(t, matched(count, byTokens))
 	require.EqualValues(t, 100, matched(query, byHashes))
 	require.EqualValues(t, 100, matched(count, proto.CloneOf(byTokens)))
+}
+
+// A pick whose caller has gone in the meantime adds nothing to the load: its request will not be sent.
+func TestPicksOfCallersThatHaveGone(t *testing.T) {
+	f := start(t, "deployments: {chat: {policy: {silence: {}}, replicas: [{id: a, address: '10.0.0.1:1'}]}}")
+	for _, mode := range []warmpathv1.PickMode{reserve, count} {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		_, err := f.pb.ChooseReplica(ctx, &warmpathv1.ChooseReplicaRequest{Mode: mode})
+		cancel()
+		require.Equal(t, codes.DeadlineExceeded, status.Code(err))
+	}
+	require.Eventually(t, func() bool { return len(f.status(t, "").GetFailures()) > 0 }, 30*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.status(t, "").GetReservations() == 0 }, 30*time.Second, time.Millisecond)
+	require.Equal(t, map[string]int{"a": 0}, f.ongoing("chat"))
 }

@@ -17,6 +17,20 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
+// silence is a policy that does not answer before the caller has gone.
+func init() {
+	policy.Register("silence", func(struct{}) (policy.Policy, error) {
+		return policy.Policy{
+			Uses: policy.CallsOut,
+			Prepare: func(ctx context.Context, _ *policy.Request, _ policy.View) error {
+				<-ctx.Done()
+				return nil
+			},
+			Choose: func(_ *policy.Request, v policy.View) policy.Decision { return policy.To(v.Replicas()[0], "silence") },
+		}, nil
+	})
+}
+
 // faulty is a policy that panics for the session that says so.
 type faulty struct{ none []int }
 

@@ -1,6 +1,7 @@
 package httpendpoint
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -72,7 +73,7 @@ func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) (http.H
 }
 
 func (h *handler) route(w http.ResponseWriter, r *http.Request) {
-	call := h.read(r)
+	call, ctx := h.read(r)
 	q, state, err := call.Question(h.sessions)
 	w.Header().Set(HeaderBody, string(state))
 	if err != nil {
@@ -82,7 +83,7 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	q.Deployment, q.Excluded = r.Header.Get(HeaderDeployment), excluded(r.Header)
 	q.Pair = r.Header.Get(HeaderPair) != ""
 	q.Mode = warmpathv1.PickMode_PICK_MODE_COUNT
-	a, err := h.chooser.ChooseReplica(call.Context(r.Context()), q)
+	a, err := h.chooser.ChooseReplica(call.Context(ctx), q)
 	if err != nil {
 		refuse(w, err)
 		return
@@ -97,14 +98,19 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	write(w, http.StatusOK, endpoint.JSON(to))
 }
 
-// read reads a request with its body up to max_body_bytes, as far as it arrives in time.
-func (h *handler) read(r *http.Request) *endpoint.Call {
+// read reads a request with its body up to max_body_bytes, as far as it arrives in time. ctx ends when the caller has
+// gone. After a body that is late it does not end: net/http cancels that of the request, which is answered all the same.
+func (h *handler) read(r *http.Request) (_ *endpoint.Call, ctx context.Context) {
+	ctx = r.Context()
 	body, late := io.ReadAll(io.LimitReader(r.Body, int64(h.maxBody)+1))
+	if late != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
 	marked := len(body) > 0 && r.Header.Get(HeaderTruncated) != ""
 	return &endpoint.Call{
 		Headers: valuesOf(r.Header), Body: body[:min(len(body), h.maxBody)],
 		Cut: late != nil || len(body) > h.maxBody || marked,
-	}
+	}, ctx
 }
 
 // valuesOf finds headers in any case, also in one that net/http does not make canonical.
