@@ -274,6 +274,9 @@ func (k *picks) answer(h *hosted, r *warmpathv1.ChooseReplicaRequest, x *lease) 
 		a.Prefill.KvBootstrap, a.Prefill.KvEngineId = fleet.Bootstrap(d.Replica.Attributes), d.Replica.KVEngineID
 	}
 	fallbacks, candidates := int(cmp.Or(r.GetMaxFallbacks(), defaultFallbacks)), int(r.GetMaxCandidates())
+	if !x.name.by.trusted() {
+		candidates = 0 // they would be withheld
+	}
 	var few [defaultFallbacks]policy.Decision
 	next := h.router.Next(&x.q, decision.Replica, max(fallbacks, candidates-1), few[:0])
 	a.Fallbacks = make([]*warmpathv1.ChosenReplica, min(fallbacks, len(next)))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -317,4 +318,40 @@ func TestStrangersAreNotRead(t *testing.T) {
 	stream, err := f.as(t, insecure.NewCredentials(), "wrong").NewStream(soon(t), &grpc.StreamDesc{ClientStreams: true}, warmpathv1.RoutingService_ChooseReplica_FullMethodName)
 	require.NoError(t, err)
 	require.Equal(t, codes.Unauthenticated, status.Code(stream.RecvMsg(new(warmpathv1.ChooseReplicaResponse))))
+}
+
+// previews counts how often the policy "previews" is asked what it would choose.
+var previews atomic.Int64
+
+func init() {
+	policy.Register("previews", func(struct{}) (policy.Policy, error) {
+		first := func(q *policy.Request, v policy.View) policy.Decision {
+			for _, r := range v.Replicas() {
+				if v.Available(q, r) {
+					return policy.To(r, "first")
+				}
+			}
+			return policy.Decision{}
+		}
+		return policy.Policy{Choose: first, Preview: func(q *policy.Request, v policy.View) policy.Decision {
+			previews.Add(1)
+			return first(q, v)
+		}}, nil
+	})
+}
+
+// What is withheld from an untrusted principal is not computed for it.
+func TestCandidatesOfUntrustedPrincipals(t *testing.T) {
+	f := start(t, strings.Replace(manyReplicas(300), "    replicas:", "    policy: {previews: {}}\n    replicas:", 1)+`
+principals:
+- {name: ops, token: trusted-0123456789, trusted: true}
+- {name: team, token: only-chat-0123456789}
+`)
+	for token, most := range map[string]int64{trustedToken: 256, chatToken: 3} {
+		previews.Store(0)
+		a, err := f.with(t, token).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: query, MaxCandidates: 256})
+		require.NoError(t, err)
+		require.Equal(t, most, previews.Load())
+		require.Equal(t, most == 256, len(a.GetCandidates()) == 256)
+	}
 }
