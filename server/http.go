@@ -7,12 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
-
-	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/trace"
-	"golang.org/x/time/rate"
 
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
@@ -98,80 +93,4 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 		return nil
 	}
 	return err
-}
-
-// boundedListener bounds the connections; one host may have half of them. More are closed at once: if they waited, a
-// host with idle connections would shut out the others.
-type boundedListener struct {
-	net.Listener
-	most    int
-	log     *slog.Logger
-	refused rate.Sometimes // when refusals are logged
-
-	mu   sync.Mutex     // guards open; nothing is locked under it
-	open map[string]int // by host; "" = all
-}
-
-func newBoundedListener(l net.Listener, most int, log *slog.Logger) *boundedListener {
-	return &boundedListener{
-		Listener: l, most: most, log: log, open: make(map[string]int),
-		refused: rate.Sometimes{First: 1, Interval: 10 * time.Second},
-	}
-}
-
-// Accept implements [net.Listener].
-func (l *boundedListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
-		if err != nil { // a Unix socket has no hosts
-			host = c.RemoteAddr().Network()
-		}
-		if l.count(host, 1) {
-			return &boundedConn{Conn: c, end: sync.OnceFunc(func() { l.count(host, -1) })}, nil
-		}
-		l.refused.Do(func() {
-			l.log.Warn("warmpath: connections are refused: max_connections", "most", l.most, "last", host)
-		})
-		_ = c.Close()
-	}
-}
-
-// count counts n connections of a host more, unless there are as many as there may be.
-func (l *boundedListener) count(host string, n int) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if n > 0 && (l.open[""] >= l.most || l.open[host] >= (l.most+1)/2) {
-		return false
-	}
-	l.open[""] += n
-	if l.open[host] += n; l.open[host] == 0 {
-		delete(l.open, host)
-	}
-	return true
-}
-
-// boundedConn gives its place back when it is closed.
-type boundedConn struct {
-	net.Conn
-	end func()
-}
-
-// Close implements [net.Conn].
-func (c *boundedConn) Close() error {
-	defer c.end()
-	return c.Conn.Close()
-}
-
-// traced makes the spans of picks over HTTP.
-func (s *Server) traced(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx := traceContext.Extract(r.Context(), propagation.HeaderCarrier(r.Header))
-		ctx, span := s.tracer.Start(ctx, "POST "+httpendpoint.RoutePath, trace.WithSpanKind(trace.SpanKindServer))
-		defer span.End()
-		next.ServeHTTP(w, r.WithContext(ctx))
-	})
 }

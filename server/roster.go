@@ -1,0 +1,138 @@
+package server
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/admission"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
+)
+
+// described is a replica as a source of members describes it.
+type described struct {
+	policy.Attributes
+	KVTokens int  // size of the cache in tokens; 0 = not known
+	marked   bool // draining because its health check fails
+}
+
+func (d *described) equal(o *described) bool {
+	return d.KVTokens == o.KVTokens && d.marked == o.marked && d.Attributes.Equal(o.Attributes)
+}
+
+// A member is a replica of the fleet under its number. It is not written again; another description is another member
+// with the same record.
+type member struct {
+	described
+	*record
+	number  uint32
+	version uint64              // of the roster, when it joined or changed
+	message *warmpathv1.Replica // never written again
+}
+
+// roster is the membership, with versions: a client that has one is sent the changes since. It is used with the
+// deployment's mutex held.
+type roster struct {
+	version uint64
+	last    uint32    // the highest number so far
+	order   []*member // by number
+	byID    map[string]*member
+
+	left   []*member // the latest departures with their versions, oldest first
+	forgot uint64    // departures up to this version are dropped
+}
+
+// maxDepartures bounds the departures that are kept; a client that missed more is sent a snapshot.
+const maxDepartures = 1024
+
+// set replaces the membership and reports whether it changed. Of two replicas with one id the first counts.
+func (r *roster) set(all []described) bool {
+	next := make(map[string]*member, len(all))
+	version, changed := r.version+1, false
+	for i := range all {
+		d := &all[i]
+		if next[d.ID] != nil {
+			continue
+		}
+		was := r.byID[d.ID]
+		if was != nil && was.equal(d) {
+			next[d.ID] = was
+			continue
+		}
+		changed = true
+		m := &member{described: *d, version: version}
+		if was != nil {
+			m.number, m.record = was.number, was.record
+		} else {
+			r.last++
+			m.number, m.record = r.last, new(record)
+		}
+		m.message = m.encode()
+		next[d.ID] = m
+	}
+	for _, m := range r.order {
+		if next[m.ID] == nil {
+			changed = true
+			r.left = append(r.left, &member{number: m.number, version: version})
+		}
+	}
+	if n := len(r.left) - maxDepartures; n > 0 {
+		r.forgot = r.left[n-1].version
+		r.left = slices.Delete(r.left, 0, n)
+	}
+	if changed {
+		r.version, r.byID = version, next
+		r.order = slices.SortedFunc(maps.Values(next), func(a, b *member) int { return cmp.Compare(a.number, b.number) })
+	}
+	return changed
+}
+
+// numbered returns the member with a number, or nil.
+func (r *roster) numbered(number uint32) *member {
+	at, ok := slices.BinarySearchFunc(r.order, number, func(m *member, n uint32) int { return cmp.Compare(m.number, n) })
+	if !ok {
+		return nil
+	}
+	return r.order[at]
+}
+
+// since returns the changes after a version; nil if there are none.
+func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
+	if version == r.version && version != 0 {
+		return nil
+	}
+	u := &warmpathv1.FleetUpdate{Version: r.version}
+	u.Snapshot = version == 0 || version > r.version || version < r.forgot
+	if u.Snapshot {
+		version = 0
+	}
+	for _, m := range r.order {
+		if m.version > version {
+			u.Replicas = append(u.Replicas, m.message)
+		}
+	}
+	for _, d := range r.left {
+		if !u.Snapshot && d.version > version {
+			u.Removed = append(u.Removed, d.number)
+		}
+	}
+	return u
+}
+
+func (m *member) encode() *warmpathv1.Replica {
+	p := admission.Message(m.Attributes)
+	p.Number, p.KvTokens, p.KvEvents, p.KvEventsReplay = m.number, uint64(max(m.KVTokens, 0)), "", ""
+	return p
+}
+
+// has reports whether a number is that of a member.
+func (r *roster) has(number uint32) bool { return r.numbered(number) != nil }
+
+// numberOf returns the number of a member, 0 if there is none with this id.
+func (r *roster) numberOf(id string) uint32 {
+	if m := r.byID[id]; m != nil {
+		return m.number
+	}
+	return 0
+}
