@@ -119,17 +119,9 @@ func (k *picks) choose(
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
 		defer cancel()
 	}
-	x, repeated, err := k.leases.begin(name, waits)
-	for repeated && err == nil {
-		a, failed := x.again(ctx, waits)
-		gone := errors.Is(failed, context.Canceled) || errors.Is(failed, context.DeadlineExceeded)
-		if !gone || ctx.Err() != nil {
-			return a, failed
-		}
-		x, repeated, err = k.leases.begin(name, waits) // the first call was canceled, or had a shorter deadline
-	}
-	if err != nil {
-		return nil, err
+	x, again, err := k.leases.claim(ctx, name, waits)
+	if x == nil {
+		return again, err
 	}
 	defer func() {
 		if p := recover(); p != nil { // ends the calls that wait for the lease

@@ -120,6 +120,23 @@ func (l *leases) replace(r *router.Router) leasedLoad {
 
 func (l leasedLoad) clone() leasedLoad { return leasedLoad{maps.Clone(l.all), maps.Clone(l.earlier)} }
 
+// claim makes room for a lease. It returns none on an error, and where a call of the same name has got an answer.
+func (l *leases) claim(
+	ctx context.Context, name leaseName, waits bool,
+) (x *lease, again *warmpathv1.ChooseReplicaResponse, err error) {
+	for {
+		x, repeated, err := l.begin(name, waits)
+		if !repeated {
+			return x, nil, err
+		}
+		again, err = x.again(ctx, waits)
+		gone := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+		if !gone || ctx.Err() != nil { // else the first call was canceled, or had a shorter deadline
+			return nil, again, err
+		}
+	}
+}
+
 // begin makes room for a lease. If one of this name exists or is being made, that one is returned.
 func (l *leases) begin(name leaseName, waits bool) (x *lease, repeated bool, err error) {
 	l.mu.Lock()
