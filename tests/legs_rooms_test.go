@@ -56,7 +56,7 @@ func (r *roomReplica) Generate(q *sglangpb.GenerateRequest, s grpc.ServerStreami
 	}
 }
 
-// A roomFleet is a channel to a replica that prefills and one that decodes.
+// A roomFleet is a channel to a replica that prefills and one that decodes. Another one has no pair.
 type roomFleet struct {
 	cc   *grpc.ClientConn
 	p, d *roomReplica
@@ -68,9 +68,11 @@ func startRoomFleet(t testing.TB, opts ...grpc.DialOption) *roomFleet {
 	f := &roomFleet{p: &roomReplica{legs: make(chan roomLeg)}, d: &roomReplica{legs: make(chan roomLeg)}, m: newMeter(t)}
 	prefills, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.p) })
 	decodes, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.d) })
+	apart, _ := serveLegs(t, func(*grpc.Server) {})
 	f.cc = dial(t, "rooms:///x", append([]grpc.DialOption{grpc.WithResolvers(newDirectory("rooms", members(
 		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"},
 		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
+		policy.Attributes{ID: "e", Address: apart, Role: policy.RoleDecode, Pair: "other"},
 	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), f.m.option}, opts...)...)
 	f.splits(t)
 	return f

@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -103,10 +104,9 @@ func (b *breaking) meet(ctx context.Context, room int32) {
 
 // generate calls send for each place in the stream until it returns an error, with the output of the request.
 func (b *breaking) generate(
-	stream grpc.ServerStream, q proto.Message, id string, prompt []uint32, most int, send func(i int, token func(int) uint32) error,
+	stream grpc.ServerStream, id string, prompt []uint32, most int, send func(i int, token func(int) uint32) error,
 ) error {
 	b.calls.Add(1)
-	b.note(q)
 	if err := stream.SendHeader(metadata.Pairs("at", b.addr)); err != nil {
 		return err
 	}
@@ -134,6 +134,7 @@ func inOrder(err error) error {
 }
 
 func (b *breaking) Generate(q *enginepb.GenerateRequest, s grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
+	b.note(q)
 	prompt, most := q.GetTokenized().GetInputIds(), int(q.GetSamplingParams().GetMaxTokens())
 	if q.SamplingParams == nil {
 		most = 16
@@ -142,7 +143,7 @@ func (b *breaking) Generate(q *enginepb.GenerateRequest, s grpc.ServerStreamingS
 		prompt = workload.TextTokens(q.GetText())
 	}
 	n := uint32(len(prompt))
-	return inOrder(b.generate(s, q, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
+	return inOrder(b.generate(s, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
 		switch {
 		case i > most:
 			return errDone
@@ -156,15 +157,15 @@ func (b *breaking) Generate(q *enginepb.GenerateRequest, s grpc.ServerStreamingS
 }
 
 func (f *breakingInference) GenerateStream(q *vllmpb.GenerateRequest, s grpc.ServerStreamingServer[vllmpb.GenerateResponse]) error {
+	f.b.note(q)
 	prompt, most := q.GetTokenIds().GetIds(), int(q.GetStopping().GetMaxNewTokens())
 	if q.GetKv().GetKvTransferParams().GetFields()["do_remote_decode"].GetBoolValue() {
-		f.b.note(q)
 		if err := f.b.end(s.Context(), 0); err != nil {
 			return err
 		}
 		return s.Send(&vllmpb.GenerateResponse{Outputs: &vllmpb.Output{FinishInfo: &vllmpb.FinishInfo{KvTransferParams: handed(f.b.addr)}}})
 	}
-	return inOrder(f.b.generate(s, q, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
+	return inOrder(f.b.generate(s, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
 		if i == most {
 			return errDone
 		}
@@ -181,12 +182,16 @@ func (f *breakingInference) GenerateStream(q *vllmpb.GenerateRequest, s grpc.Ser
 }
 
 func (f *breakingSGLang) Generate(q *sglangpb.GenerateRequest, s grpc.ServerStreamingServer[sglangpb.GenerateResponse]) error {
+	f.b.note(q)
 	prompt, most := q.GetTokenized().GetInputIds(), int(q.GetSamplingParams().GetMaxNewTokens())
 	if p := q.GetDisaggregatedParams(); p != nil {
+		if err := f.b.end(s.Context(), 0); err != nil {
+			return err
+		}
 		f.b.meet(s.Context(), p.BootstrapRoom)
 	}
 	n := uint32(len(prompt))
-	return inOrder(f.b.generate(s, q, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
+	return inOrder(f.b.generate(s, q.RequestId, prompt, most, func(i int, token func(int) uint32) error {
 		m := &sglangpb.GenerateResponse{RequestId: q.RequestId}
 		switch {
 		case i > most:
@@ -415,14 +420,8 @@ func TestResumedLegsFail(t *testing.T) {
 		for leg, at := range map[string][]int{"prefill": {3}, "decode": {3, 0}} {
 			t.Run(service+"/"+leg, func(t *testing.T) {
 				f := startResumedLegs(t, request, at...)
-				var prefills atomic.Int64
-				if end := f.all[0].end; leg == "prefill" {
-					f.all[0].end = func(ctx context.Context, i int) error {
-						if i == 0 && prefills.Add(1) == 2 {
-							return status.Error(codes.Unavailable, "down")
-						}
-						return end(ctx, i)
-					}
+				if end, second := f.all[0].end, dying(codes.Unavailable, -1, 0); leg == "prefill" {
+					f.all[0].end = func(ctx context.Context, i int) error { return cmp.Or(second(f.all[0], ctx, i), end(ctx, i)) }
 				}
 				f.ends(t, request(), 2)
 			})

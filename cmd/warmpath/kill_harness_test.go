@@ -37,8 +37,8 @@ type killEngine struct {
 	process *drive.Process
 }
 
-// A killFleet is two prefill and two decode engines and a channel to them. Each is a process. The fleet is the channel's stats handler: what the channel sends and receives are the
-// moments at which engines are killed.
+// A killFleet is two prefill and two decode engines and a channel to them. Each is a process. The fleet is the channel's
+// stats handler: what the channel sends and receives are the moments at which engines are killed.
 type killFleet struct {
 	t       *testing.T
 	flow    killFlow

@@ -133,9 +133,13 @@ func (a *Attempts) last() attempt {
 	return a.call.outcome.last
 }
 
-// lost returns what has failed where an attempt ended with err: the attempt, or its prefill leg.
+// lost returns what has failed where an attempt ended with err: the attempt, or its prefill leg. It reports the outcome.
 func (a *Attempts) lost(err error) (attempt, error) {
 	l := a.call.legs
+	l.finish(a.call)
+	a.call.mu.Lock()
+	a.call.complete()
+	a.call.mu.Unlock()
 	failure := l.failure()
 	if failure == nil {
 		return a.last(), err
@@ -164,8 +168,11 @@ func (a *Attempts) next() {
 	if c.late {
 		c.late, c.outrun = false, c.outcome.last.Replica
 	}
-	if !c.outcome.last.Full {
-		router.NextAttempt(&c.key.request, c.outcome.last.Replica)
+	if last := &c.outcome.last; !last.Full {
+		if last.spared {
+			last.Replica = nil
+		}
+		router.NextAttempt(&c.key.request, last.Replica)
 		c.legs.avoid(&c.key.request)
 	}
 	c.outcome.last = attempt{}

@@ -319,7 +319,7 @@ func (c *Call) pick(ctx context.Context, b *Binding) error {
 func (c *Call) begin(ctx context.Context, b *Binding) {
 	c.busy, c.rank, c.reserved.binding = true, 0, b
 	if c.legs != nil && !c.leg {
-		c.legs.sent = make(chan struct{})
+		c.legs.decoding()
 	}
 	q, d := &c.key.request, c.Decision()
 	c.outcome.last = attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	encodingproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/status"
@@ -39,23 +38,24 @@ type legs struct {
 	session  string           // of turn
 	turn     *requestkey.Turn // nil = the next turn's prefill leg pulls nothing
 
-	answered chan struct{} // closed when the prefill leg has answered, or its RPC has ended
-	settle   sync.Once     // closes answered
-	done     chan struct{} // closed when its RPC has ended; nil = it was not sent
-	// sent is closed when gRPC is done with the attempt of the decode leg; nil = it has none. The decode leg's Call.mu
-	// guards it.
-	sent chan struct{}
+	answered chan struct{}   // closed when the prefill leg has answered, or its RPC has ended
+	settle   sync.Once       // closes answered
+	done     chan struct{}   // closed when its RPC has ended; nil = it was not sent
+	decodes  *policy.Replica // at first
 
 	// mu guards the fields below, and the answer in transfer. A Call's mu may be held when it is taken.
-	mu      sync.Mutex
-	cancel  context.CancelFunc // of the decode leg, where both legs begin at once; nil = it has not begun
-	err     error              // that the prefill leg failed with before its answer; nil = it has not
-	until   time.Time          // end of the lease; zero = the decode leg does not begin with an answer
-	usage   policy.Usage       // of the prefill leg
-	answers [][]byte           // its first responses, in a sequential flow
-	over    bool               // the decode leg has its first message: the transfer is complete
-	suspect bool               // the transfer may have failed
-	aborted []chan struct{}    // each closed when an Abort of a leg has ended
+	mu        sync.Mutex
+	cancel    context.CancelFunc // of the decode leg, where both legs begin at once; nil = it has not begun
+	err       error              // that the prefill leg failed with before its answer; nil = it has not
+	until     time.Time          // end of the lease; zero = the decode leg does not begin with an answer
+	usage     policy.Usage       // of the prefill leg
+	answers   [][]byte           // its first responses, in a sequential flow
+	over      bool               // the decode leg has its first message: the transfer is complete
+	suspect   bool               // the transfer may have failed
+	spared    bool               // the prefill leg has failed since the decode replica is gone
+	sent      chan struct{}      // closed when gRPC is done with the attempt of the decode leg; nil = none is under way
+	decodeErr error              // that the last one failed with
+	aborted   []chan struct{}    // each closed when an Abort of a leg has ended
 }
 
 // errLegs is the error of a leg that would be sent without the other, or to a replica that the other does not name.
@@ -96,7 +96,7 @@ func (l *legs) held(c *Call, b *Binding) bool {
 	p := &l.prefill
 	p.Context, p.cancel = context.WithCancel(c.Context)
 	p.reserved.brought.Store(true)
-	l.server = c.reserved.server
+	l.server, l.decodes = c.reserved.server, c.Decision().Replica
 	l.kv = b.dialect(&c.key.request).Legs().For(d.Replica.KVEngineID)
 	l.transfer.Address, l.transfer.Engine = fleet.Bootstrap(d.Replica.Attributes), d.Replica.KVEngineID
 	if n := d.Replica.Ranks; n > 1 && l.transfer.Engine != "" {
@@ -192,7 +192,10 @@ func (a *Attempts) Prefill(s Sender, opts []grpc.CallOption) error {
 	if l.kv.Sequential() {
 		<-l.answered
 	}
-	return l.failure()
+	if err := l.failure(); err != nil || c.Err() == nil {
+		return err
+	}
+	return status.FromContextError(c.Err()).Err()
 }
 
 // Decode returns the context of the decode leg. It ends where the prefill leg fails, and else with the call: drains
@@ -298,21 +301,28 @@ func (l *legs) decode(m any, takes func(any) bool) bool {
 // ended notes the end of the RPC of the prefill leg. The attempt fails with it, unless the decode leg has what it
 // needs.
 func (l *legs) ended(err error) {
-	left := l.prefill.Context.Err() != nil // the call has ended: the decode leg ends by itself, or is drained
+	left := l.prefill.Context.Err() != nil // it was cancelled, as the decode leg has failed or the call has ended
+	if sent, _ := l.attempt(); sent != nil && l.dispute(err) {
+		select {
+		case <-sent:
+		case <-l.prefill.Done():
+		case <-time.After(verdict):
+		}
+	}
 	l.prefill.End()
 	if l.server != nil {
 		l.server.Prefilled()
 	}
 	rooms.free(l.transfer.Room)
 	l.mu.Lock()
-	failed := err != nil && l.until.IsZero() && !l.over
+	failed := err != nil && !left && l.until.IsZero() && !l.over
 	if failed {
 		l.err = err
 	}
 	cancel := l.cancel
 	l.mu.Unlock()
 	l.settle.Do(func() { close(l.answered) })
-	if failed && cancel != nil && !left {
+	if failed && cancel != nil {
 		cancel()
 	}
 }
@@ -370,7 +380,7 @@ func (l *legs) avoid(q *policy.Request) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s, id := q.State(), l.replica(); (l.suspect || l.err != nil) && !s.HasTried(id) {
+	if s, id := q.State(), l.replica(); (l.suspect || l.err != nil) && !l.spared && !s.HasTried(id) {
 		s.Tried = append(s.Tried, id)
 	}
 }
@@ -383,26 +393,24 @@ func (l *legs) replica() string {
 	return l.prefill.Decision().Replica.ID
 }
 
-// finish waits for the end of both legs' RPCs, before another attempt of c. A prefill leg that has answered ends by
+// finish waits for the end of both legs' RPCs, after an attempt of c that failed. A prefill leg that has answered ends by
 // itself. The decode leg has failed, or was cancelled since the other one has.
 func (l *legs) finish(c *Call) {
 	if l == nil || l.done == nil {
 		return
 	}
-	c.mu.Lock()
-	sent := l.sent
-	c.mu.Unlock()
-	if sent != nil {
+	if sent, _ := l.attempt(); sent != nil {
 		select {
 		case <-sent:
 		case <-c.Done():
 		}
 	}
-	if from, _ := l.from(); from != nil {
+	_, lost := l.attempt()
+	if from, _ := l.from(); from != nil || l.dispute(lost) {
 		select {
 		case <-l.done:
 			return
-		case <-time.After(100 * time.Millisecond):
+		case <-time.After(verdict):
 		}
 	}
 	l.prefill.cancel()
@@ -454,24 +462,6 @@ func (l *legs) awaitAborts(ctx context.Context) {
 	}
 }
 
-// broke reports whether a leg that failed with a status may have failed with the transfer. Then the next attempt does
-// not use it.
-func (l *legs) broke(err error) bool {
-	if l == nil {
-		return false
-	}
-	switch status.Code(err) {
-	case codes.Internal, codes.Unknown, codes.Aborted, codes.DataLoss, codes.FailedPrecondition:
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		if !l.over {
-			l.until, l.suspect = time.Time{}, true
-		}
-		return !l.over
-	}
-	return false
-}
-
 // A legCodec encodes the request of a prefill leg.
 type legCodec struct {
 	*requestCodec
@@ -481,7 +471,8 @@ type legCodec struct {
 // Marshal implements [encoding.CodecV2].
 func (r *legCodec) Marshal(m any) (mem.BufferSlice, error) {
 	out, err := r.encode(m)
-	if err != nil {
+	if err != nil { // the decode leg has its first message, or the call has ended
+		r.leg.cancel()
 		return nil, err
 	}
 	r.leg.mu.Lock()

@@ -29,9 +29,8 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	if c.dropped { // gRPC's status is that of the message that ended the stream
 		info.Err = ErrDropped
 	}
-	if l := c.legs; l != nil && !c.leg && l.sent != nil {
-		close(l.sent)
-		l.sent = nil
+	if c.legs != nil && !c.leg {
+		c.legs.decoded(info.Err)
 	}
 	held, report, refused := &c.reserved.held, load.Report{}, false
 	if info.Err != nil {
@@ -60,14 +59,17 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, state.NoFault
 	c.pending = true
 	if info.Err != nil {
-		if o.result.Fault = fault.Of(info.Err); c.late && o.result.Fault != state.NoFault {
+		switch o.result.Fault = fault.Of(info.Err); {
+		case c.late && o.result.Fault != state.NoFault:
 			o.result.Fault = state.Late
+		case c.leg && c.Context.Err() != nil && o.result.Fault == state.Failed: // gRPC's status for what ended here
+			o.result.Fault = state.GivenUp
 		}
 		c.abort(info)
 	}
 	// The usage in a unary answer is read after this, inside Invoke. Of the others the end is known now: what a server has
-	// reserved must not last through a backoff.
-	if c.key.request.Answer != state.AnswerWhole || info.Err != nil || c.ended {
+	// reserved must not last through a backoff. A leg is judged when the other one has ended, too.
+	if c.ended || (c.key.request.Answer != state.AnswerWhole || info.Err != nil) && !c.legs.dispute(info.Err) {
 		c.complete()
 	}
 }
@@ -180,6 +182,7 @@ func (c *Call) complete() {
 		return
 	}
 	c.pending = false
+	c.blame()
 	b, d, usage := c.reserved.binding, c.Decision(), c.outcome.result.Usage
 	if c.shared {
 		c.outcome.result.Usage = policy.NoUsage
@@ -225,6 +228,7 @@ type attempt struct {
 	BytesSent     bool
 	BytesReceived bool // something of an answer came, headers at least
 	statusAlone   bool // the replica answered with a status in place of headers and messages
+	spared        bool // it is a leg, and the other one is at fault
 	Err           error
 
 	breaks uint64 // of connections, before it began

@@ -3,9 +3,11 @@ package lookaside
 import (
 	"time"
 
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -135,8 +137,12 @@ func outcomeOf(o *policy.Outcome) *warmpathv1.Outcome {
 		}
 		return new(uint32(min(n, 1<<31)))
 	}
+	code := status.Code(o.Err)
+	if o.Err != nil && o.Fault == state.GivenUp {
+		code = codes.Canceled // whatever the status is, it is no fault of the replica
+	}
 	return &warmpathv1.Outcome{
-		Code: int32(status.Code(o.Err)), Sent: o.Sent, FirstMessageUs: uint64(max(o.FirstMessage.Microseconds(), 0)),
+		Code: int32(code), Sent: o.Sent, FirstMessageUs: uint64(max(o.FirstMessage.Microseconds(), 0)),
 		PromptTokens: count(o.Usage.PromptTokens), CachedTokens: count(o.Usage.CachedTokens),
 		OutputTokens: count(o.Usage.OutputTokens),
 	}

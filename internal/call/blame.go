@@ -1,0 +1,109 @@
+package call
+
+import (
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/router/state"
+)
+
+// Where the transfer between two legs breaks, the engine of either answers with a status of its own, also where it is the
+// other replica that has died. Such a status is disputed: it is no evidence against its replica, and the retry does not
+// avoid that, where the connection of the other one is gone, the other leg has ended without its connection, or the
+// lease was over. Else, and with any other status, each leg is judged as any attempt.
+
+// verdict is for how long the end of the other leg is awaited before a disputed one is judged: what breaks a transfer
+// breaks the connection, too.
+const verdict = 100 * time.Millisecond
+
+// ofTransfer reports whether a leg that ended with err may have failed with the transfer.
+func ofTransfer(err error) bool {
+	switch status.Code(err) {
+	case codes.Internal, codes.Unknown, codes.Aborted, codes.DataLoss, codes.FailedPrecondition:
+		return true
+	}
+	return false
+}
+
+// disputed reports whether there was a transfer that a leg which ended with err may have failed with. Called with mu
+// held.
+func (l *legs) disputed(err error) bool {
+	return ofTransfer(err) && !l.over && (!l.kv.Sequential() || !l.until.IsZero())
+}
+
+// dispute is disputed for a leg's end; nil legs have none.
+func (l *legs) dispute(err error) bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.disputed(err)
+}
+
+// broke reports whether the decode leg, which failed with err, may have failed with the transfer. Then the next attempt
+// does not begin with the answer of the prefill leg.
+func (l *legs) broke(err error) bool {
+	if l == nil || !ofTransfer(err) {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.over {
+		l.until, l.suspect = time.Time{}, true
+	}
+	return !l.over
+}
+
+// spares reports whether a leg that ended with err is not at fault.
+func (l *legs) spares(prefill bool, err error) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own := l.err != nil && !ofTransfer(l.err) // the prefill leg failed by itself
+	switch {
+	case !l.disputed(err):
+		return !prefill && own && status.Code(err) == codes.Canceled // for that
+	case prefill:
+		l.spared = status.Code(l.decodeErr) == codes.Unavailable || !l.decodes.Connected()
+		return l.spared
+	}
+	return own || !l.prefill.Decision().Replica.Connected() || !l.until.IsZero() && !time.Now().Before(l.until)
+}
+
+// blame corrects the outcome of a leg before it is reported. Called with mu held.
+func (c *Call) blame() {
+	o := &c.outcome
+	if c.legs == nil || o.result.FirstMessage > 0 || !c.legs.spares(c.leg, o.result.Err) {
+		return
+	}
+	if o.last.spared = true; o.result.Fault == state.Failed {
+		o.result.Fault = state.GivenUp
+	}
+}
+
+// decoding notes that gRPC begins the attempt of the decode leg.
+func (l *legs) decoding() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.sent, l.decodeErr = make(chan struct{}), nil
+}
+
+// decoded notes that gRPC is done with the attempt of the decode leg, if it has one.
+func (l *legs) decoded(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sent != nil {
+		close(l.sent)
+		l.sent, l.decodeErr = nil, err
+	}
+}
+
+// attempt returns what is closed when gRPC is done with the attempt of the decode leg; nil = none is under way. lost is the
+// error that the last one ended with.
+func (l *legs) attempt() (done <-chan struct{}, lost error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.sent, l.decodeErr
+}
