@@ -108,7 +108,7 @@ func BenchmarkSetConnected(b *testing.B) {
 	}
 }
 
-// A release that serves the first of a thousand, who is put back at the end.
+// A release serves the first of a thousand waiters, which then joins the end of the queue.
 func BenchmarkReleaseWithWaiters(b *testing.B) {
 	for name, session := range map[string]string{"any": "", "one_replica": "a"} {
 		b.Run(name, func(b *testing.B) {

@@ -53,7 +53,7 @@ func TestManyCallersAndChurn(t *testing.T) {
 	const callers, calls, most = 64, 150, 3
 	pol := new(busy)
 	r := connected(t, Options{Policy: pol.policy(), MaxOngoing: most}, members(6)...)
-	var ongoing, booked atomic.Int64
+	var ongoing, reserved atomic.Int64
 	var callersDone, churnDone sync.WaitGroup
 	stop := make(chan struct{})
 	churnDone.Go(func() {
@@ -91,7 +91,7 @@ func TestManyCallersAndChurn(t *testing.T) {
 				var we *WaitError
 				switch {
 				case err == nil:
-					booked.Add(1)
+					reserved.Add(1)
 					assert.LessOrEqual(t, ongoing.Add(1), int64(8*most))
 					var twice sync.WaitGroup
 					twice.Go(b.PrefillDone)
@@ -119,9 +119,9 @@ func TestManyCallersAndChurn(t *testing.T) {
 	}
 	assert.Zero(t, r.Queued())
 	assert.Empty(t, departed(r))
-	assert.Positive(t, booked.Load())
-	assert.Equal(t, booked.Load(), pol.routed.Load())
-	assert.Equal(t, booked.Load(), pol.completed.Load())
+	assert.Positive(t, reserved.Load())
+	assert.Equal(t, reserved.Load(), pol.routed.Load())
+	assert.Equal(t, reserved.Load(), pol.completed.Load())
 	require.NoError(t, r.Close())
 }
 

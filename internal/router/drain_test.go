@@ -33,19 +33,19 @@ func chooseBySession(q *policy.Request, v policy.View) policy.Decision {
 	return policy.Wait(want...)
 }
 
-func drainingFleet(t *testing.T, grace time.Duration) *ward {
-	return newWard(t, 3, func(o *Options) {
+func drainingFleet(t *testing.T, grace time.Duration) *harness {
+	return newHarness(t, 3, func(o *Options) {
 		o.Policy, o.DrainGrace, o.MaxOngoing = bySession(), grace, 2
 	})
 }
 
-func (w *ward) session(s string) string {
+func (w *harness) session(s string) string {
 	b := pick(w.t, w.Router, &policy.Request{Session: s})
 	b.Release()
 	return b.Decision.Replica.ID
 }
 
-func (w *ward) drain(i int) {
+func (w *harness) drain(i int) {
 	ms := members(3)
 	ms[i].Draining = true
 	w.Fleet.Set(ms)
@@ -57,20 +57,20 @@ func TestDrainingReplicaKeepsItsSessions(t *testing.T) {
 	require.Equal(t, "r2", w.session("aa"))
 	w.drain(1)
 	for range 3 {
-		require.Equal(t, "r1", w.session("a"), "its own")
-		require.Equal(t, "r2", w.session("b"), "a new one goes where the order says")
+		require.Equal(t, "r1", w.session("a"), "a known session stays")
+		require.Equal(t, "r2", w.session("b"), "a new session goes to the first open replica of its order")
 		require.Equal(t, "r2", w.session("aa"))
 		w.pass(3 * time.Second)
 	}
 	w.pass(time.Second)
-	require.Equal(t, "r2", w.session("a"), "the time is over")
+	require.Equal(t, "r2", w.session("a"), "the grace is over")
 	w.drain(0)
-	require.Equal(t, "r1", w.session("a"), "it drains no more")
+	require.Equal(t, "r1", w.session("a"), "the replica no longer drains")
 	require.Equal(t, "r1", w.session("b"))
 	require.ErrorIs(t, w.Reserve(t.Context(), &policy.Request{Pin: "r0"}, new(Reservation), How{NoWait: true}), ErrNoSuchReplica)
 }
 
-// A session that has ended is kept by no replica, and no other session is forgotten with it.
+// The end of a session removes its entry, and no other session's.
 func TestSessionEnds(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)
 	final := func(session string) string {
@@ -84,7 +84,7 @@ func TestSessionEnds(t *testing.T) {
 		require.Equal(t, "r1", w.session(s))
 	}
 	w.drain(1)
-	require.Equal(t, "r1", final("b"), "the last request still goes where it was")
+	require.Equal(t, "r1", final("b"), "the last request still goes to the same replica")
 	w.Fleet.Forget("c")
 	w.Fleet.Forget("never seen")
 	w.Fleet.Forget("")
@@ -98,11 +98,11 @@ func TestNoGrace(t *testing.T) {
 	require.Equal(t, "r2", w.session("a"))
 }
 
-// The replica's own word counts as its attribute does, until it has been away.
+// A drain that the replica reports counts like its attribute, until the replica reconnects.
 func TestReplicaDrains(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)
 	require.Equal(t, "r1", w.session("a"))
-	w.Fleet.Drain("nobody")
+	w.Fleet.Drain("unknown")
 	w.Fleet.Drain("r1")
 	w.Report("r1", load.Report{Ongoing: -1, QueuedTokens: -1, Draining: true})
 	require.True(t, w.View().ByID("r1").Drains())
@@ -111,7 +111,7 @@ func TestReplicaDrains(t *testing.T) {
 	require.Equal(t, "r2", w.session("b"))
 	w.Fleet.SetConnected("r0", false)
 	w.Fleet.SetConnected("r2", false)
-	require.Equal(t, "r1", w.session("b"), "better than nobody")
+	require.Equal(t, "r1", w.session("b"), "no other replica is connected")
 	pick(t, w.Router, &policy.Request{Pin: "r1"}).Release()
 	connectAll(w.Router)
 	require.Equal(t, "r2", w.session("bb"))
@@ -120,10 +120,10 @@ func TestReplicaDrains(t *testing.T) {
 	require.Equal(t, "r1", w.session("c"))
 }
 
-// Who may use nobody but a replica that says that it drains waits for that one, and stands in nobody's way who would take
-// any other.
+// A request whose only eligible replica reports that it drains waits for that replica. It does not delay a request
+// that any other replica may serve.
 func TestWaitForTheLastResort(t *testing.T) {
-	w := newWard(t, 2, func(o *Options) { o.MaxOngoing = 1 })
+	w := newHarness(t, 2, func(o *Options) { o.MaxOngoing = 1 })
 	_, leaving := w.send("r0")
 	_, stays := w.send("r1")
 	w.Fleet.Drain("r0")
@@ -138,20 +138,20 @@ func TestWaitForTheLastResort(t *testing.T) {
 	require.Equal(t, "r0", only.b.Decision.Replica.ID)
 }
 
-// A session waits for the one that keeps it, in the queue, and nobody else does.
+// A session waits in the queue for the draining replica that keeps it. No other request waits for that replica.
 func TestWaitForTheDraining(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)
 	w.session("a")
-	var booked []*Reservation
+	var reserved []*Reservation
 	for i := range 6 { // all are full
-		booked = append(booked, pick(t, w.Router, &policy.Request{Session: fmt.Sprintf("%0*d", 1+i%3, 7)}))
+		reserved = append(reserved, pick(t, w.Router, &policy.Request{Session: fmt.Sprintf("%0*d", 1+i%3, 7)}))
 	}
 	w.drain(1)
 	own := enqueue(t, w.Router, &policy.Request{Session: "a"})
 	other := enqueue(t, w.Router, &policy.Request{Session: "b"})
 	require.Len(t, own.b.Decision.WaitFor, 3)
 	require.Len(t, other.b.Decision.WaitFor, 2)
-	for _, b := range booked {
+	for _, b := range reserved {
 		if b.Decision.Replica.ID == "r1" {
 			b.Release()
 		}
@@ -159,13 +159,13 @@ func TestWaitForTheDraining(t *testing.T) {
 	require.False(t, own.waiting)
 	require.Equal(t, "r1", own.b.Decision.Replica.ID)
 	require.True(t, other.waiting)
-	booked[1].Release()
-	booked[4].Release()
+	reserved[1].Release()
+	reserved[4].Release()
 	require.False(t, other.waiting)
 	require.Equal(t, "r2", other.b.Decision.Replica.ID)
 }
 
-// The table is of fixed size: sessions take each other's places, and none is ever another's.
+// The table is of fixed size: sessions displace each other, and no session gets the entry of another.
 func TestSessionTableIsBounded(t *testing.T) {
 	s := &sessions{seed: maphash.MakeSeed()}
 	l, sessionSlots := &live{number: 7}, len(s.slots)
@@ -205,7 +205,7 @@ func (m memory) policy() policy.Policy {
 	return p
 }
 
-// What is known of a replica's cache ends with its life, and not with its connection.
+// What the policy holds for a replica's cache ends when the replica restarts, and not with its connection.
 func TestRestartClearsWhatIsHeld(t *testing.T) {
 	m := memory{}
 	r := connected(t, Options{Policy: m.policy()}, members(2)...)
@@ -220,7 +220,7 @@ func TestRestartClearsWhatIsHeld(t *testing.T) {
 	b := pick(t, r, new(policy.Request))
 	r.Fleet.SetConnected("r0", false)
 	r.Fleet.SetConnected("r0", true)
-	require.Equal(t, 10, m["r0"], "a blink")
+	require.Equal(t, 10, m["r0"], "a short loss of the connection")
 	set("b")
 	require.Equal(t, memory{"r0": 1, "r1": 1}, m)
 	require.True(t, r.View().ByID("r0").Connected())
@@ -231,7 +231,7 @@ func TestRestartClearsWhatIsHeld(t *testing.T) {
 	require.Equal(t, 10, m["r0"])
 }
 
-// A replica that drains again, after its connection was down or its attributes said otherwise, keeps its sessions for as
+// A replica that drains again, after its connection was down or its attributes changed, keeps its sessions for as
 // long as the first time.
 func TestGraceBeginsWithEachDrain(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)
@@ -260,7 +260,7 @@ func TestGraceBeginsWithEachDrain(t *testing.T) {
 		w.Fleet.SetConnected("r1", true)
 		require.Equal(t, "r1", w.session("a"))
 		again()
-		require.Equal(t, "r1", w.session("a"), "it has begun anew")
+		require.Equal(t, "r1", w.session("a"), "the grace begins again")
 		w.pass(time.Minute)
 		require.Equal(t, "r2", w.session("a"))
 		w.Fleet.SetConnected("r1", false)

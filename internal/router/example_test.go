@@ -25,13 +25,12 @@ func shortestName(q *policy.Request, v policy.View) policy.Decision {
 		}
 	}
 	if best == nil {
-		return policy.Wait() // for whoever has room first
+		return policy.Wait() // for the first replica with room
 	}
 	return policy.To(best, "shortest_name")
 }
 
-// A host tells the Router who is there and who is connected, picks, and releases
-// when the call ends.
+// A host reports members and connections to the Router, reserves, and releases when the call ends.
 func Example() {
 	rt, err := router.NewRouter(router.Options{
 		Policy: policy.Policy{Uses: policy.UsesSession, Choose: shortestName}, MaxOngoing: 1,
@@ -51,15 +50,15 @@ func Example() {
 	ctx := context.Background()
 	var vip, other, third router.Reservation
 	for _, call := range []struct {
-		session string
-		booking *router.Reservation
+		session     string
+		reservation *router.Reservation
 	}{{"vip", &vip}, {"", &other}, {"", &third}} {
-		err := rt.Reserve(ctx, &policy.Request{Session: call.session}, call.booking, router.How{NoWait: true})
+		err := rt.Reserve(ctx, &policy.Request{Session: call.session}, call.reservation, router.How{NoWait: true})
 		if errors.Is(err, router.ErrFull) {
 			fmt.Println("full; tin is not connected")
 			continue
 		}
-		fmt.Println(call.booking.Decision.Replica.ID, call.booking.Decision.Reason)
+		fmt.Println(call.reservation.Decision.Replica.ID, call.reservation.Decision.Reason)
 	}
 
 	vip.Release()

@@ -96,7 +96,7 @@ func enqueue(t testing.TB, r *Router, q *policy.Request) *waiter {
 	t.Helper()
 	w, err := pickOrEnqueue(r, t.Context(), q, new(Reservation))
 	require.NoError(t, err)
-	require.NotNil(t, w, "booked at once")
+	require.NotNil(t, w, "reserved at once")
 	return w
 }
 
@@ -109,7 +109,7 @@ func ticking() func() time.Time {
 	}
 }
 
-// Held reports whether the booking still holds load.
+// Held reports whether the reservation still holds load.
 func (b *Reservation) Held() bool {
 	if b.router == nil {
 		return false

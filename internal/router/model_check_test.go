@@ -9,8 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// mayServe says which error a request must get at once, and whether anybody
-// that may serve it has room.
+// mayServe returns the error that a request must get at once, and whether any eligible replica has room.
 func (m *model) mayServe(q *policy.Request) (err error, roomLeft bool) {
 	up, may, mayUp := 0, 0, 0
 	for _, mem := range m.fleet {
@@ -24,7 +23,7 @@ func (m *model) mayServe(q *policy.Request) (err error, roomLeft bool) {
 		if m.connected[mem.ID] {
 			mayUp++
 			most := m.boundNow(mem)
-			if m.queued() == 0 { // then no mark holds back who cannot wait
+			if m.queued() == 0 { // then no mark holds back a request that cannot wait
 				most = m.capacity(mem)
 			}
 			roomLeft = roomLeft || m.count(mem.ID) < most
@@ -62,12 +61,12 @@ func (m *model) capacity(mem Member) int {
 	return mem.MaxOngoing
 }
 
-// book notes a call that has just got a booking, and checks the pick.
-func (m *model) book(c *call) {
+// reserved records a call that has just got a reservation, and checks the pick.
+func (m *model) reserved(c *call) {
 	d := c.b.Decision
 	c.w, c.id = nil, d.Replica.ID
 	c.charged = min(max(c.q.PromptTokens-max(d.MatchedTokens, int(d.State().Expected)), 0), state.MaxPrefill)
-	m.booked[c.id]++
+	m.picks[c.id]++
 	if !slices.Contains(m.live, c) {
 		m.live = append(m.live, c)
 	}
@@ -83,11 +82,10 @@ func (m *model) book(c *call) {
 	require.True(m.t, d.Rank() <= 0 || d.Rank() < mem.Ranks, "a rank that it does not have")
 }
 
-// notOvertaking checks that nobody who came before a waiter that was served
-// still waits for the same replica.
+// notOvertaking checks that no earlier waiter still waits for the replica of the waiter that was served.
 func (m *model) notOvertaking(done *call, w *waiter) {
 	if m.r.Policy().Name == "hostile" {
-		return // whom it would wait for now is not whom it would have taken then
+		return // what it would wait for now may differ from what it would have taken then
 	}
 	for _, c := range m.live {
 		if c.waiting() && served(c.w, w) < 0 {
@@ -95,7 +93,7 @@ func (m *model) notOvertaking(done *call, w *waiter) {
 			continue
 		}
 		if c.waiting() && c.q.Priority >= done.q.Priority && c.w.seq < w.seq {
-			require.NotContains(m.t, m.wants(c), done.id, "overtook one that came before")
+			require.NotContains(m.t, m.wants(c), done.id, "overtook an earlier waiter")
 		}
 	}
 }
@@ -119,10 +117,10 @@ func (m *model) wants(c *call) (ids []string) {
 
 func (m *model) check() {
 	t, r, v := m.t, m.r, m.r.View()
-	tokens, bookings := map[string]int{}, map[string]int{}
+	tokens, reservations := map[string]int{}, map[string]int{}
 	for _, c := range m.live {
 		if c.holds() {
-			bookings[c.id]++
+			reservations[c.id]++
 			tokens[c.id] += c.charged
 		}
 	}
@@ -134,17 +132,17 @@ func (m *model) check() {
 		require.Equal(t, mem.ID, rep.ID)
 		require.Equal(t, i, rep.Index())
 		require.Equal(t, m.connected[mem.ID], rep.Connected(), mem.ID)
-		require.Equal(t, bookings[mem.ID], rep.Ongoing(), mem.ID)
+		require.Equal(t, reservations[mem.ID], rep.Ongoing(), mem.ID)
 		require.Equal(t, tokens[mem.ID], rep.QueuedTokens(), mem.ID)
-		if m.booked[mem.ID] > 0 {
-			require.LessOrEqual(t, rep.Ongoing(), m.capacity(mem), "booked beyond max_ongoing")
+		if m.picks[mem.ID] > 0 {
+			require.LessOrEqual(t, rep.Ongoing(), m.capacity(mem), "more reservations than max_ongoing")
 		}
 		if rep.Connected() {
 			require.Same(t, rep, v.Connected()[up])
 			up++
-			ongoing, queued := m.checkForeign(rep)
+			ongoing, queued := m.checkPeerLoad(rep)
 			load += (float64(tokens[mem.ID]) + float64(queued) +
-				policy.RequestCost*float64(bookings[mem.ID]+ongoing)) / m.checkRate(rep)
+				policy.RequestCost*float64(reservations[mem.ID]+ongoing)) / m.checkRate(rep)
 		}
 	}
 	require.Len(t, v.Connected(), up)
@@ -154,10 +152,10 @@ func (m *model) check() {
 
 	for id, l := range departed(r) {
 		require.Nil(t, m.find(id), "departed and in the fleet")
-		require.Positive(t, bookings[id])
-		require.EqualValues(t, bookings[id], l.Book.Load()>>state.TokenBits)
+		require.Positive(t, reservations[id])
+		require.EqualValues(t, reservations[id], l.Book.Load()>>state.TokenBits)
 	}
-	for id := range bookings {
+	for id := range reservations {
 		if m.find(id) == nil {
 			require.Contains(t, departed(r), id)
 		}
@@ -170,11 +168,11 @@ func (m *model) check() {
 			continue
 		}
 		wants := m.wants(c)
-		require.NotEmpty(t, wants, "waits for nobody")
+		require.NotEmpty(t, wants, "waits for no replica")
 		for _, id := range wants {
 			mem := m.find(id)
-			require.True(t, m.connected[id] && m.allowed(c.q, *mem), "waits for what can never serve it")
-			require.GreaterOrEqual(t, bookings[id], m.boundNow(*mem), "waits although there is room on %s", id)
+			require.True(t, m.connected[id] && m.allowed(c.q, *mem), "waits for a replica that can never serve it")
+			require.GreaterOrEqual(t, reservations[id], m.boundNow(*mem), "waits although there is room on %s", id)
 		}
 		require.True(t, c.w.stands)
 		require.Equal(t, c.b.Decision.WaitFor, c.w.wants)
@@ -191,18 +189,18 @@ func (m *model) check() {
 	m.checkQueue()
 }
 
-// finish ends everything, the waiters as they are served: nobody is left who nothing
-// would serve, once all others have ended and marks have expired.
+// finish ends everything, the waiters as they are served. No waiter is left once all others have ended and marks
+// have expired.
 func (m *model) finish() {
 	for len(m.live) > 0 {
-		m.booked = map[string]int{}
+		m.picks = map[string]int{}
 		before := len(m.live)
 		m.end()
 		if len(m.live) == before {
 			m.clock.advance(mostHold)
 		}
 		m.collect()
-		require.True(m.t, len(m.live) < before || m.one((*call).holds) != nil || !m.r.queue.marked.IsZero(), "nobody serves them")
+		require.True(m.t, len(m.live) < before || m.one((*call).holds) != nil || !m.r.queue.marked.IsZero(), "the waiters are never served")
 		m.check()
 	}
 	for _, rep := range m.r.View().Replicas() {

@@ -9,29 +9,29 @@ import (
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-// foreign is what a model told of others on one replica, by broadcast and by report.
-type foreign struct {
-	told, reported load.Peer
-	until          time.Time // the report counts; zero = it does not
+// peerLoad is the peer load that a model set on one replica, by broadcast and by report.
+type peerLoad struct {
+	broadcast, reported load.Peer
+	until               time.Time // the report counts; zero = it does not
 }
 
-// reports notes a report of the load of others on a replica.
+// reports records that a replica reported its peer load.
 func (m *model) reports(id string, p load.Peer) {
-	f := foreign{told: m.foreign[id].told}
+	f := peerLoad{broadcast: m.peerLoad[id].broadcast}
 	if m.r.uses&policy.UsesLoad != 0 {
 		f.reported, f.until = p, m.clock.now.Add(load.ReportTTL)
 	}
-	m.foreign[id] = f
+	m.peerLoad[id] = f
 }
 
-// tell broadcasts the load of others, or lets a replica report its own.
-func (m *model) tell() {
+// setPeerLoad broadcasts peer load, or lets a replica report its own.
+func (m *model) setPeerLoad() {
 	id := m.someID()
 	p := load.Peer{ID: id, Ongoing: m.rnd.IntN(6), QueuedTokens: m.rnd.Int64N(9000)}
 	if m.chance(40) {
 		m.r.Load.SetPeers([]load.Peer{p})
 		if m.find(id) != nil {
-			m.foreign[id] = foreign{told: p}
+			m.peerLoad[id] = peerLoad{broadcast: p}
 		}
 		return
 	}
@@ -57,19 +57,19 @@ func (m *model) took(id string) time.Duration {
 	return d
 }
 
-// checkForeign checks what the Router knows of others on a replica, and returns it.
-func (m *model) checkForeign(rep *policy.Replica) (ongoing int, tokens int64) {
+// checkPeerLoad checks the Router's peer load on a replica, and returns it.
+func (m *model) checkPeerLoad(rep *policy.Replica) (ongoing int, tokens int64) {
 	ongoing, tokens = rep.PeerLoad()
-	f := m.foreign[rep.ID]
+	f := m.peerLoad[rep.ID]
 	is := func(p load.Peer) bool { return max(p.Ongoing, 0) == ongoing && max(p.QueuedTokens, 0) == tokens }
 	switch {
 	case f.until.IsZero():
-		require.True(m.t, is(f.told), rep.ID)
+		require.True(m.t, is(f.broadcast), rep.ID)
 	case m.clock.now.Before(f.until) && !m.clock.backwards:
 		require.True(m.t, is(f.reported), "%s: %+v, has %d %d, now %v", rep.ID, f, ongoing, tokens, m.clock.now)
 	case !is(f.reported): // a pick has seen that it is over
-		require.True(m.t, is(f.told), rep.ID)
-		m.foreign[rep.ID] = foreign{told: f.told}
+		require.True(m.t, is(f.broadcast), rep.ID)
+		m.peerLoad[rep.ID] = peerLoad{broadcast: f.broadcast}
 	}
 	return ongoing, tokens
 }

@@ -17,9 +17,9 @@ import (
 
 var outlierSeeds = flag.Uint64("routing.outlier-seeds", 4, "how many seeds TestModelOutlier runs")
 
-// TestModelOutlier drives a Router whose replicas fail, hang, drain, restart, leave and come back, on a clock that jumps,
-// also back, with verdicts of others, and checks after every step that its books of their health are right and obeyed. A
-// failure names the seed; replay it with
+// TestModelOutlier drives a Router whose replicas fail, hang, drain, restart, leave and come back, on a clock that
+// jumps forward and back, with outlier reports of peers. After every step it checks that the health of each
+// replica is right and obeyed. A failure names the seed; replay it with
 //
 //	go test ./internal/router -run 'TestModelOutlier/POLICY' -routing.seed SEED
 func TestModelOutlier(t *testing.T) {
@@ -42,7 +42,7 @@ func TestModelOutlier(t *testing.T) {
 							t.Logf("replay with -run 'TestModelOutlier/%s' -routing.seed %d", name, seed)
 						}
 					})
-					m := newHospital(t, seed, p())
+					m := newHealthModel(t, seed, p())
 					for range *modelSteps {
 						m.step()
 						m.check()
@@ -54,31 +54,32 @@ func TestModelOutlier(t *testing.T) {
 	}
 }
 
-// patient is a call in the model: it waits in the queue, or holds a booking, or is over.
-type patient struct {
+// healthCall is a call in the model: it waits in the queue, holds a reservation, or has ended.
+type healthCall struct {
 	q *policy.Request
 	b *Reservation
 	w *waiter
 }
 
-func (p *patient) holds() bool { return p.w == nil }
+func (p *healthCall) holds() bool { return p.w == nil }
 
-// hospital is the naive twin of a Router's health.
-type hospital struct {
+// healthModel is a naive model of a Router's outlier detection.
+type healthModel struct {
 	*testing.T
 	r     *Router
 	rnd   *rand.Rand
 	now   time.Time
 	fleet []Member
-	calls []*patient
+	calls []*healthCall
 	homes map[string]*live // where a session went last
 }
 
-// Helper implements testing.TB: the one of testing.T looks for its caller, which took more than half of the test's time.
-func (*hospital) Helper() {}
+// Helper implements testing.TB: that of testing.T looks up its caller, which took more than half of the test's
+// time.
+func (*healthModel) Helper() {}
 
-func newHospital(t *testing.T, seed uint64, p policy.Policy) *hospital {
-	m := &hospital{T: t, rnd: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e6, 0), homes: map[string]*live{}}
+func newHealthModel(t *testing.T, seed uint64, p policy.Policy) *healthModel {
+	m := &healthModel{T: t, rnd: rand.New(rand.NewPCG(seed, 3)), now: time.Unix(1e6, 0), homes: map[string]*live{}}
 	r, err := NewRouter(Options{
 		Policy: p, MaxOngoing: 3, Now: func() time.Time { return m.now }, AfterFunc: never, Rand: rand.New(rand.NewPCG(seed, 5)),
 		Ejection:   &policy.Ejection{Failures: 3, LateMin: policy.Duration(time.Second), SlowStart: policy.Duration(20 * time.Second)},
@@ -91,17 +92,17 @@ func newHospital(t *testing.T, seed uint64, p policy.Policy) *hospital {
 	return m
 }
 
-func (m *hospital) chance(percent int) bool { return m.rnd.IntN(100) < percent }
+func (m *healthModel) chance(percent int) bool { return m.rnd.IntN(100) < percent }
 
-func (m *hospital) some() string { return fmt.Sprintf("r%d", m.rnd.IntN(8)) }
+func (m *healthModel) some() string { return fmt.Sprintf("r%d", m.rnd.IntN(8)) }
 
-// ill says which replicas fail, and which hang, for a time.
-func (m *hospital) ill(id string) (fails, hangs bool) {
+// faults returns whether a replica fails, and whether it hangs, at this time.
+func (m *healthModel) faults(id string) (fails, hangs bool) {
 	phase := m.now.Unix() / 60
 	return phase%5 == int64(id[1]-'0')%5, phase%7 == int64(id[1]-'0')%7
 }
 
-func (m *hospital) step() {
+func (m *healthModel) step() {
 	m.now = m.now.Add(time.Duration(m.rnd.IntN(300)) * time.Millisecond)
 	switch n := m.rnd.IntN(200); {
 	case n < 80:
@@ -141,7 +142,7 @@ func (m *hospital) step() {
 }
 
 // each does something with the outlier detection of some replicas.
-func (m *hospital) each(do func(*outlier.Detector, *outlier.Replica)) {
+func (m *healthModel) each(do func(*outlier.Detector, *outlier.Replica)) {
 	for range m.rnd.IntN(4) {
 		if rep := m.r.View().ByID(m.some()); rep != nil {
 			do(m.r.Outliers(), m.r.Outlier(rep))
@@ -150,7 +151,7 @@ func (m *hospital) each(do func(*outlier.Detector, *outlier.Replica)) {
 	m.r.Health.Sync()
 }
 
-func (m *hospital) change() {
+func (m *healthModel) change() {
 	var next []Member
 	for _, mem := range m.fleet {
 		if m.chance(8) {
@@ -171,8 +172,8 @@ func (m *hospital) change() {
 	m.r.Fleet.Set(next)
 }
 
-func (m *hospital) arrive() {
-	p := &patient{q: &policy.Request{Answer: state.Answer(m.rnd.IntN(3)), Session: "sessions"[:m.rnd.IntN(8)], PromptTokens: m.rnd.IntN(3000)}, b: new(Reservation)}
+func (m *healthModel) arrive() {
+	p := &healthCall{q: &policy.Request{Answer: state.Answer(m.rnd.IntN(3)), Session: "sessions"[:m.rnd.IntN(8)], PromptTokens: m.rnd.IntN(3000)}, b: new(Reservation)}
 	if m.chance(15) {
 		p.q.Exclude = []string{m.some(), m.some(), m.some()}
 	}
@@ -194,12 +195,12 @@ func (m *hospital) arrive() {
 }
 
 // may reports whether a replica may serve the request at all, whatever its health and its room.
-func (m *hospital) may(q *policy.Request, rep *policy.Replica) bool {
+func (m *healthModel) may(q *policy.Request, rep *policy.Replica) bool {
 	return rep.Connected() && (!rep.Drains() || q.State().Keeper == rep.State() && q.Pin == "" || q.Pin != "" && !rep.Draining) && !excluded(q, rep) && (q.Pin == "" || q.Pin == rep.ID)
 }
 
 // picked checks a pick, just after it was made.
-func (m *hospital) picked(p *patient) {
+func (m *healthModel) picked(p *healthCall) {
 	rep := p.b.Decision.Replica
 	state, _ := m.r.Outliers().State(m.r.Outlier(rep))
 	if !m.may(p.q, rep) {
@@ -224,22 +225,22 @@ func (m *hospital) picked(p *patient) {
 }
 
 // out reports whether a replica is ejected, or gets its probe.
-func (m *hospital) out(rep *policy.Replica) bool {
+func (m *healthModel) out(rep *policy.Replica) bool {
 	s, _ := m.r.Outliers().State(m.r.Outlier(rep))
 	return s >= outlier.HalfOpen
 }
 
-// settle notes where the session of a call that was given a replica is now: with whoever took it last, be it for want of
-// anybody better.
-func (m *hospital) settle(p *patient) {
+// settle records where the session of a call is now: on the replica that took it last, even if only for want of a
+// better one.
+func (m *healthModel) settle(p *healthCall) {
 	if p.q.Session != "" {
 		m.homes[p.q.Session] = liveOf(p.b.Decision.Replica)
 	}
 }
 
-// collect notes what became of those who waited.
-func (m *hospital) collect() {
-	m.calls = slices.DeleteFunc(m.calls, func(p *patient) bool {
+// collect records what became of the waiters.
+func (m *healthModel) collect() {
+	m.calls = slices.DeleteFunc(m.calls, func(p *healthCall) bool {
 		if p.w == nil || p.w.waiting {
 			return false
 		}
@@ -253,8 +254,8 @@ func (m *hospital) collect() {
 	})
 }
 
-// end lets a call end, or be answered, as its replica does now.
-func (m *hospital) end() {
+// end lets a call end or be answered, as its replica does now.
+func (m *healthModel) end() {
 	if len(m.calls) == 0 {
 		return
 	}
@@ -264,7 +265,7 @@ func (m *hospital) end() {
 		return
 	}
 	o := policy.Outcome{Sent: true, Usage: policy.NoUsage}
-	fails, hangs := m.ill(p.b.Decision.Replica.ID)
+	fails, hangs := m.faults(p.b.Decision.Replica.ID)
 	switch {
 	case hangs && m.chance(70):
 		return
@@ -287,7 +288,7 @@ func (m *hospital) end() {
 	m.r.Complete(p.q, p.b.Decision, o)
 }
 
-func (m *hospital) check() {
+func (m *healthModel) check() {
 	r, v := m.r, m.r.View()
 	for _, rep := range v.Replicas() {
 		state, cause := r.Outliers().State(r.Outlier(rep))
@@ -309,7 +310,7 @@ func (m *hospital) check() {
 		if p.holds() {
 			continue
 		}
-		for _, rep := range v.Connected() { // a keeper's time may be over
+		for _, rep := range v.Connected() { // the grace of a draining replica may be over
 			free := m.may(p.q, rep) && !rep.Drains() && v.Available(new(policy.Request), rep)
 			if want := p.b.Decision.WaitFor; want == nil || slices.Contains(want, rep) {
 				state, _ := r.Outliers().State(r.Outlier(rep))
@@ -319,8 +320,8 @@ func (m *hospital) check() {
 	}
 }
 
-// finish lets everybody get well: in the end all are, whatever happened.
-func (m *hospital) finish() {
+// finish lets all replicas recover: in the end all are healthy, whatever happened before.
+func (m *healthModel) finish() {
 	m.r.Outliers().Follow(nil)
 	for i := range m.fleet {
 		m.fleet[i].Draining = false
@@ -334,7 +335,7 @@ func (m *hospital) finish() {
 				p.b.Release()
 			}
 		}
-		m.calls = slices.DeleteFunc(m.calls, (*patient).holds)
+		m.calls = slices.DeleteFunc(m.calls, (*healthCall).holds)
 	}
 	for range 3 {
 		m.now = m.now.Add(10 * time.Minute)

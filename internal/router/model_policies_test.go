@@ -26,8 +26,8 @@ func leastOfTwo(q *policy.Request, v policy.View) policy.Decision {
 	return policy.Wait()
 }
 
-// fixedOrder walks from a place that the session fixes and takes the first of
-// three that are connected; when these are full it waits for them and no others.
+// fixedOrder walks from a position that the session fixes and takes the first of three that are connected. When
+// these are full it waits for them and no others.
 func fixedOrder(q *policy.Request, v policy.View) policy.Decision {
 	return inOrder(q, v, v.Replicas(), len(q.Session))
 }
@@ -49,7 +49,7 @@ func inOrder(q *policy.Request, v policy.View, all []*policy.Replica, from int) 
 	return policy.Wait(want...)
 }
 
-// capricious changes its mind each time about whom it would take.
+// capricious draws another set of acceptable replicas each time.
 func capricious(q *policy.Request, v policy.View) policy.Decision {
 	return inOrder(q, v, v.Replicas(), v.IntN(len(v.Replicas())))
 }
@@ -81,7 +81,7 @@ func newHostile() policy.Policy { return policy.Policy{Name: "hostile", Choose: 
 func (h *hostile) choose(q *policy.Request, v policy.View) policy.Decision {
 	for _, r := range v.Replicas() {
 		if !slices.Contains(h.seen, r) && len(h.seen) < 300 {
-			h.seen = append(h.seen, r) // most of them will have left
+			h.seen = append(h.seen, r) // most of them will have left the fleet
 		}
 	}
 	one := func() *policy.Replica { return h.seen[v.IntN(len(h.seen))] }

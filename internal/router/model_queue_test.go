@@ -50,7 +50,7 @@ func (m *model) refuse() {
 			own.QueuedTokens += int64(o.charged)
 		}
 	}
-	if m.find(c.id) != nil { // it reports what is known already
+	if m.find(c.id) != nil { // it reports what the Router counts already
 		m.reports(c.id, load.Peer{})
 	}
 	c.b.Refused(own)
@@ -68,7 +68,7 @@ func (m *model) refuse() {
 	}
 }
 
-// bound is how many bookings a member may have now.
+// boundNow returns how many reservations a member may have now.
 func (m *model) boundNow(mem Member) int {
 	n := m.capacity(mem)
 	if f := &liveOf(m.r.View().ByID(mem.ID)).refusals; f.marked() {
@@ -77,14 +77,14 @@ func (m *model) boundNow(mem Member) int {
 	return n
 }
 
-// turned checks that the queue was right to turn a request away.
-func (m *model) turned(q *policy.Request, err error, before int) {
+// turnedAway checks that the queue was right to refuse a request.
+func (m *model) turnedAway(q *policy.Request, err error, before int) {
 	require.ErrorIs(m.t, err, ErrQueueFull)
 	require.Equal(m.t, m.bound, before)
 	due := m.clock.now.Add(-time.Duration(q.Priority) * 10 * time.Second)
 	for _, c := range m.live {
 		if c.waiting() && c.q.Priority < q.Priority {
-			require.False(m.t, c.w.due.After(due), "one of lower priority stands behind it")
+			require.False(m.t, c.w.due.After(due), "a waiter of lower priority is behind it")
 		}
 	}
 	var we *WaitError
@@ -93,8 +93,7 @@ func (m *model) turned(q *policy.Request, err error, before int) {
 	require.Zero(m.t, we.Waited)
 }
 
-// displaced checks that a call which lost its place did so to one of higher priority,
-// and was the last of the others.
+// displaced checks that a call lost its position to one of higher priority, and was the last of the others.
 func (m *model) displaced(c *call) {
 	require.True(m.t, errors.Is(c.w.err, ErrQueueFull))
 	require.Less(m.t, c.q.Priority, m.arrived.Priority)
@@ -105,7 +104,7 @@ func (m *model) displaced(c *call) {
 	}
 }
 
-// checkQueue checks what holds of everybody who waits, and of marks and alarm.
+// checkQueue checks what holds for every waiter, for the marks and for the alarm.
 func (m *model) checkQueue() {
 	t, r := m.t, m.r
 	all := r.queue.waiters
@@ -144,10 +143,10 @@ func (m *model) checkQueue() {
 	}
 	require.LessOrEqual(t, m.clock.armed(), 1)
 	if !first.IsZero() {
-		require.False(t, r.queue.marked.IsZero() || r.queue.marked.After(first), "nothing takes the mark away")
+		require.False(t, r.queue.marked.IsZero() || r.queue.marked.After(first), "nothing removes the mark")
 	}
 	if len(all) > 0 && !first.IsZero() {
-		require.Equal(t, 1, m.clock.armed(), "nobody wakes those who wait for a marked replica")
+		require.Equal(t, 1, m.clock.armed(), "no timer wakes the waiters for a marked replica")
 		require.False(t, r.queue.alarm.After(first))
 	}
 }

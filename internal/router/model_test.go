@@ -21,9 +21,8 @@ var (
 	modelSteps = flag.Int("routing.steps", 1500, "steps of the model test per seed")
 )
 
-// TestModel drives a Router with random lives of calls over a random fleet, one
-// goroutine, beside a naive model, and checks every promise after every step. A
-// failure names the seed; replay it with
+// TestModel drives a Router with random lives of calls over a random fleet, in one goroutine, next to a naive
+// model, and checks every promise after every step. A failure names the seed; replay it with
 //
 //	go test ./internal/router -run 'TestModel/NAME$' -routing.seed SEED -routing.steps STEPS
 func TestModel(t *testing.T) {
@@ -60,30 +59,30 @@ func TestModel(t *testing.T) {
 	}
 }
 
-// call is one call in the model: it waits, or holds a booking, or has ended.
+// call is one call in the model: it waits, or holds a reservation, or has ended.
 type call struct {
 	q       *policy.Request
 	b       *Reservation
 	w       *waiter
-	id      string // of the replica booked
+	id      string // of the replica reserved
 	charged int
 	ended   bool
 }
 
 func (c *call) waiting() bool { return c.w != nil && c.w.waiting }
 
-// model is the naive twin of a Router.
+// model is a naive model of a Router.
 type model struct {
 	t     *testing.T
 	rnd   *rand.Rand
 	r     *Router
 	bound int
-	// fleet and connected say what the Router was told.
+	// fleet and connected are the Router's membership and connections.
 	fleet     []Member
 	connected map[string]bool
-	live      []*call        // waiting or booked
-	booked    map[string]int // bookings made in this step
-	foreign   map[string]foreign
+	live      []*call        // waiting, or with a reservation
+	picks     map[string]int // reservations made in this step
+	peerLoad  map[string]peerLoad
 	clock     *pause
 	arrived   *policy.Request // in this step, last
 }
@@ -91,7 +90,7 @@ type model struct {
 func newModel(t *testing.T, seed uint64, p policy.Policy) *model {
 	m := &model{
 		t: t, rnd: rand.New(rand.NewPCG(seed, 7)), connected: map[string]bool{},
-		bound: 3 + int(seed%8)*3, foreign: map[string]foreign{}, clock: newPause(),
+		bound: 3 + int(seed%8)*3, peerLoad: map[string]peerLoad{}, clock: newPause(),
 	}
 	o := m.clock.options(Options{
 		Policy: p, MaxOngoing: 2, MaxQueued: m.bound, Node: "n0", Zone: "z0",
@@ -115,7 +114,7 @@ var actions = []struct {
 }{
 	{40, func(m *model) { m.arrive(m.request()) }},
 	{21, (*model).end},
-	{2, (*model).tell},
+	{2, (*model).setPeerLoad},
 	{7, (*model).firstMessage},
 	{6, (*model).retry},
 	{5, (*model).refuse},
@@ -130,7 +129,7 @@ var actions = []struct {
 }
 
 func (m *model) step() {
-	m.booked = map[string]int{}
+	m.picks = map[string]int{}
 	sum := 0
 	for _, a := range actions {
 		sum += a.weight
@@ -195,7 +194,7 @@ func (m *model) request() *policy.Request {
 	return q
 }
 
-// arrive lets a request pick, or wait if it must and likes to.
+// arrive lets a request pick, or wait where it must and may.
 func (m *model) arrive(q *policy.Request) {
 	c := &call{q: q, b: new(Reservation)}
 	waits := m.chance(80)
@@ -207,10 +206,10 @@ func (m *model) arrive(q *policy.Request) {
 	} else {
 		err = m.r.Reserve(m.t.Context(), q, c.b, How{NoWait: true})
 	}
-	m.settled(false) // whom the clock served before it, or its priority displaced
+	m.settled(false) // calls that the clock served before it, or that its priority displaced
 	switch {
 	case err == nil && c.w == nil:
-		m.book(c)
+		m.reserved(c)
 		require.True(m.t, c.b.Held())
 	case err == nil:
 		m.live = append(m.live, c)
@@ -223,11 +222,11 @@ func (m *model) arrive(q *policy.Request) {
 		require.Equal(m.t, want, err)
 	case err == nil:
 	case waits:
-		m.turned(q, err, before)
+		m.turnedAway(q, err, before)
 	default:
 		require.Equal(m.t, ErrFull, err)
 		if c.b.Decision.WaitFor == nil {
-			require.False(m.t, roomLeft, "full although somebody has room")
+			require.False(m.t, roomLeft, "full although a replica has room")
 		}
 	}
 }
@@ -340,22 +339,22 @@ func (m *model) change() {
 		m.rnd.Shuffle(len(next), func(i, j int) { next[i], next[j] = next[j], next[i] })
 	}
 	m.fleet = next
-	told := slices.Clone(next)
+	members := slices.Clone(next)
 	if len(next) > 0 && m.chance(10) {
 		twin := next[0]
 		twin.MaxOngoing = 100
-		told = append(told, twin) // the first counts
+		members = append(members, twin) // the first counts
 	}
 	before := m.r.View()
-	m.r.Fleet.Set(told)
+	m.r.Fleet.Set(members)
 	for id := range m.connected {
 		if m.find(id) == nil {
 			delete(m.connected, id)
 		}
 	}
-	for id := range m.foreign {
+	for id := range m.peerLoad {
 		if m.find(id) == nil {
-			delete(m.foreign, id)
+			delete(m.peerLoad, id)
 		}
 	}
 	same := len(before.Replicas()) == len(next)
@@ -385,8 +384,7 @@ func (m *model) member(id string) Member {
 	return mem
 }
 
-// collect notes what the step did to those who waited. Some of those served give
-// up in that same moment, which may serve others.
+// collect records what the step did to the waiters. Some of those served give up at once, which may serve others.
 func (m *model) collect() { m.settled(true) }
 
 func (m *model) settled(someGiveUp bool) {
@@ -404,14 +402,14 @@ func (m *model) settled(someGiveUp bool) {
 			}
 			if c.w.err != nil {
 				want, _ := m.mayServe(c.q)
-				require.Equal(m.t, want, c.w.err, "sent away for no reason")
+				require.Equal(m.t, want, c.w.err, "refused without a reason")
 				m.forget(c)
 				continue
 			}
 			w := c.w
 			require.Equal(m.t, policy.ReasonQueued, c.b.Decision.Reason)
 			require.True(m.t, c.b.Decision.Queued > 0 || m.clock.backwards)
-			m.book(c)
+			m.reserved(c)
 			m.notOvertaking(c, w)
 			if someGiveUp && m.chance(15) {
 				c.w = w

@@ -12,11 +12,11 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// naiveNext is Next as it reads: the list of the excluded grows, and every replica is looked for in it.
-func naiveNext(r *Router, q *policy.Request, booked *policy.Replica, n int) (ids []string) {
+// naiveNext is Next without sets: the list of excluded replicas grows, and each replica is looked up in it.
+func naiveNext(r *Router, q *policy.Request, reserved *policy.Replica, n int) (ids []string) {
 	c := *q
 	c.State().Sets = nil
-	c.Exclude = append(slices.Clone(q.Exclude), booked.ID)
+	c.Exclude = append(slices.Clone(q.Exclude), reserved.ID)
 	for range n {
 		r.mu.Lock()
 		d := naive(r, &c)
@@ -48,9 +48,9 @@ func previewing(choose func(*policy.Request, policy.View) policy.Decision) polic
 	return policy.Policy{Choose: choose, Preview: choose}
 }
 
-// Whatever a request excludes and has tried, in however long lists, whoever is next is whom the lists themselves would
-// make it, also when the fleet changes in between.
-func TestLongListsAreAsShortOnes(t *testing.T) {
+// However long the lists of excluded and tried replicas are, the next replica is the one that the lists themselves
+// give, also when the fleet changes in between.
+func TestLongListsGiveTheSameReplicas(t *testing.T) {
 	for seed := range uint64(100) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		some := func() []Member {
@@ -103,8 +103,8 @@ func TestLongListsAreAsShortOnes(t *testing.T) {
 	}
 }
 
-// A choice does not look through long lists: during it there is nothing in them.
-func TestLongListsAreNotLookedThrough(t *testing.T) {
+// A choice does not search long lists: they are empty during it.
+func TestLongListsAreNotSearched(t *testing.T) {
 	hidden := func(q *policy.Request, v policy.View) policy.Decision {
 		excluded, tried := q.Exclude, q.State().Tried
 		q.Exclude, q.State().Tried = make([]string, len(excluded)), make([]string, len(tried))
@@ -139,13 +139,13 @@ func TestLongListsAreNotLookedThrough(t *testing.T) {
 	first.Release()
 }
 
-// What a question costs that excludes all but a few of a large fleet, beside one that excludes nobody.
+// The cost of a query that excludes all but a few replicas of a large fleet, next to one that excludes none.
 func BenchmarkNext(b *testing.B) {
 	const replicas, n = 1000, 16
 	for _, excluded := range []int{0, 8, 100, 900} {
 		for name, next := range map[string]func(*Router, *policy.Request, *policy.Replica){
-			"sets":  func(r *Router, q *policy.Request, booked *policy.Replica) { r.Next(q, booked, n, nil) },
-			"lists": func(r *Router, q *policy.Request, booked *policy.Replica) { naiveNext(r, q, booked, n) },
+			"sets":  func(r *Router, q *policy.Request, reserved *policy.Replica) { r.Next(q, reserved, n, nil) },
+			"lists": func(r *Router, q *policy.Request, reserved *policy.Replica) { naiveNext(r, q, reserved, n) },
 		} {
 			b.Run(fmt.Sprintf("excluded=%d/%s", excluded, name), func(b *testing.B) {
 				r := connected(b, Options{Policy: previewing(leastLoaded)}, members(replicas)...)
@@ -164,7 +164,7 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// What is settled keeps none of the lists, and its shadow neither.
+// A settled request keeps none of the lists, and neither does its shadow.
 func TestSettle(t *testing.T) {
 	var completed []*policy.Request
 	note := func(q *policy.Request) { completed = append(completed, q) }
@@ -191,7 +191,7 @@ func TestSettle(t *testing.T) {
 	}
 }
 
-// ending is a policy that notes which requests end.
+// ending is a policy that records which requests end.
 func ending(note func(*policy.Request)) policy.Policy {
 	p := choosing(leastLoaded)
 	p.Observer.Completed = func(q *policy.Request, _ policy.Decision, _ policy.Outcome) { note(q) }

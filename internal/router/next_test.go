@@ -8,8 +8,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// Whoever decided for a request says who is next.
-func TestNextOfWhoDecided(t *testing.T) {
+// The policy that decided for a request also gives the next replica.
+func TestNextIsFromTheSamePolicy(t *testing.T) {
 	last := func(q *policy.Request, v policy.View) policy.Decision {
 		all := v.Connected()
 		for i := len(all) - 1; i >= 0; i-- {

@@ -15,8 +15,8 @@ const round = 101 * time.Millisecond
 
 var errFault = errors.New("the replica failed")
 
-// ward is a Router whose replicas are judged, on a clock of its own.
-type ward struct {
+// harness is a Router with outlier detection, on a clock of its own.
+type harness struct {
 	*Router
 	t   *testing.T
 	now time.Time
@@ -25,8 +25,8 @@ type ward struct {
 // never is a timer on a clock that only the test moves.
 func never(time.Duration, func()) func() { return func() {} }
 
-func newWard(t *testing.T, n int, set ...func(*Options)) *ward {
-	w := &ward{t: t, now: time.Unix(1000, 0)}
+func newHarness(t *testing.T, n int, set ...func(*Options)) *harness {
+	w := &harness{t: t, now: time.Unix(1000, 0)}
 	o := Options{Policy: choosing(leastOfTwo), Ejection: new(policy.Ejection), Now: func() time.Time { return w.now }, AfterFunc: never}
 	for _, f := range set {
 		f(&o)
@@ -35,46 +35,46 @@ func newWard(t *testing.T, n int, set ...func(*Options)) *ward {
 	return w
 }
 
-func (w *ward) pass(d time.Duration) { w.now = w.now.Add(d) }
+func (w *harness) pass(d time.Duration) { w.now = w.now.Add(d) }
 
 // send picks, on this replica if one is named.
-func (w *ward) send(on string) (*policy.Request, *Reservation) {
+func (w *harness) send(on string) (*policy.Request, *Reservation) {
 	q := &policy.Request{Answer: state.AnswerMessage, Pin: on}
 	return q, pick(w.t, w.Router, q)
 }
 
 // fail lets one call on a replica fail.
-func (w *ward) fail(on string) {
+func (w *harness) fail(on string) {
 	w.end(on, policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed})
 }
 
-func (w *ward) end(on string, o policy.Outcome) {
+func (w *harness) end(on string, o policy.Outcome) {
 	q, b := w.send(on)
 	o.Usage = policy.NoUsage
 	b.Release()
 	w.Complete(q, b.Decision, o)
 }
 
-// serve lets one call be answered after a while.
-func (w *ward) serve(on string, took time.Duration) {
+// serve lets one call be answered after this time.
+func (w *harness) serve(on string, took time.Duration) {
 	q, b := w.send(on)
 	w.pass(took)
 	w.finish(q, b)
 }
 
-func (w *ward) finish(q *policy.Request, b *Reservation) {
+func (w *harness) finish(q *policy.Request, b *Reservation) {
 	took := b.Answered()
 	b.Release()
 	w.Complete(q, b.Decision, policy.Outcome{Sent: true, FirstMessage: took, Usage: policy.NoUsage})
 }
 
-func (w *ward) condition(id string) outlier.State {
+func (w *harness) condition(id string) outlier.State {
 	c, _ := w.Outliers().State(w.Outlier(w.View().ByID(id)))
 	return c
 }
 
-// picked counts where so many requests go that are answered at once.
-func (w *ward) picked(n int) map[string]int {
+// picked counts the replicas of n requests that are answered at once.
+func (w *harness) picked(n int) map[string]int {
 	counts := map[string]int{}
 	for range n {
 		q, b := w.send("")
@@ -84,8 +84,8 @@ func (w *ward) picked(n int) map[string]int {
 	return counts
 }
 
-// trial picks until a replica on trial is given a request.
-func (w *ward) trial(id string) (*policy.Request, *Reservation) {
+// probe picks until a half-open replica gets a request.
+func (w *harness) probe(id string) (*policy.Request, *Reservation) {
 	for range 500 {
 		q, b := w.send("")
 		if b.Decision.Replica.ID == id {
@@ -93,12 +93,12 @@ func (w *ward) trial(id string) (*policy.Request, *Reservation) {
 		}
 		w.finish(q, b)
 	}
-	w.t.Fatalf("%s is not tried", id)
+	w.t.Fatalf("%s gets no probe", id)
 	return nil, nil
 }
 
-// warm lets the Router learn what first messages take.
-func (w *ward) warm(took time.Duration) {
+// warm lets the Router learn how long first messages take.
+func (w *harness) warm(took time.Duration) {
 	for range 20 {
 		for _, rep := range w.View().Replicas() {
 			w.serve(rep.ID, took)

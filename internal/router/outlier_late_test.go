@@ -12,9 +12,9 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A replica that takes requests and never answers is found by the calls that wait, before any of them ends.
+// A replica that takes requests and never answers is detected by the calls that wait, before any of them ends.
 func TestHungReplica(t *testing.T) {
-	w := newWard(t, 4)
+	w := newHarness(t, 4)
 	w.warm(200 * time.Millisecond)
 	var hung []*Reservation
 	for range 5 {
@@ -34,9 +34,9 @@ func TestHungReplica(t *testing.T) {
 	for _, b := range hung {
 		b.Release()
 	}
-	// Its trial waits as long: it is ejected again, for longer.
+	// Its probe waits as long: the replica is ejected again, for longer.
 	w.pass(10 * time.Second)
-	w.trial("r0")
+	w.probe("r0")
 	w.pass(5*time.Second + round)
 	w.serve("r1", 0)
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
@@ -44,9 +44,9 @@ func TestHungReplica(t *testing.T) {
 	require.Zero(t, w.picked(100)["r0"])
 }
 
-// One call that waits is enough, in time.
+// One call that waits is enough, after some time.
 func TestOneHungCall(t *testing.T) {
-	w := newWard(t, 3)
+	w := newHarness(t, 3)
 	w.warm(200 * time.Millisecond)
 	w.send("r0")
 	for range 24 {
@@ -60,16 +60,16 @@ func TestOneHungCall(t *testing.T) {
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	w.pass(10*time.Second + round)
 	w.serve("r0", 200*time.Millisecond)
-	for range 100 { // the call still waits, and says nothing any more
+	for range 100 { // the call still waits, and counts no longer
 		w.pass(800 * time.Millisecond)
 		w.serve("r1", 200*time.Millisecond)
 	}
 	require.Equal(t, outlier.Healthy, w.condition("r0"))
 }
 
-// A trial that is never answered is over when it is late, though its call goes on: the next one may follow.
-func TestTrialThatHangs(t *testing.T) {
-	w := newWard(t, 3)
+// A probe that is never answered ends when it is late, though its call goes on: the next probe may follow.
+func TestProbeThatHangs(t *testing.T) {
+	w := newHarness(t, 3)
 	w.warm(200 * time.Millisecond)
 	for range 5 {
 		w.fail("r0")
@@ -80,7 +80,7 @@ func TestTrialThatHangs(t *testing.T) {
 		return w.View().Available(new(policy.Request), r0)
 	}
 	w.pass(10*time.Second + round)
-	hung, h := w.trial("r0")
+	hung, h := w.probe("r0")
 	require.False(t, open(), "one at a time")
 	w.pass(5*time.Second + round)
 	w.Health.Look()
@@ -92,7 +92,7 @@ func TestTrialThatHangs(t *testing.T) {
 	require.True(t, b.Decision.Probe())
 	require.False(t, open())
 
-	// What becomes of the first says nothing of the second.
+	// The outcome of the first probe does not count for the second.
 	h.Release()
 	w.Complete(hung, h.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.TimedOut, Usage: policy.NoUsage})
 	require.Equal(t, outlier.HalfOpen, w.condition("r0"))
@@ -100,12 +100,12 @@ func TestTrialThatHangs(t *testing.T) {
 	require.Equal(t, outlier.SlowStart, w.condition("r0"))
 }
 
-// A trial of which only the end is seen may hang, and nobody judges it: the next one follows when the ejection has
-// passed once more, and either of them brings the replica back.
-func TestUnseenTrialThatHangs(t *testing.T) {
+// A probe of which only the end is seen may hang without being late. The next one follows when the ejection time
+// has passed once more, and either of them brings the replica back.
+func TestUnseenProbeThatHangs(t *testing.T) {
 	for _, answers := range []string{"the first", "the second"} {
 		t.Run(answers, func(t *testing.T) {
-			w := newWard(t, 3)
+			w := newHarness(t, 3)
 			for range 5 {
 				w.fail("r0")
 			}
@@ -127,7 +127,7 @@ func TestUnseenTrialThatHangs(t *testing.T) {
 			require.False(t, open(), "it may take long")
 			w.pass(2 * round)
 			require.True(t, open())
-			require.Equal(t, outlier.HalfOpen, w.condition("r0"), "nothing was found out")
+			require.Equal(t, outlier.HalfOpen, w.condition("r0"), "no probe has ended")
 			q2, b2 := only()
 			require.False(t, open(), "one at a time, again")
 			if answers == "the second" {
@@ -142,9 +142,9 @@ func TestUnseenTrialThatHangs(t *testing.T) {
 	}
 }
 
-// Calls that are cancelled or whose deadline passes have waited all the same.
+// Calls that are cancelled or exceed their deadline count with the time that they waited.
 func TestDeadlinesShorterThanLate(t *testing.T) {
-	w := newWard(t, 3)
+	w := newHarness(t, 3)
 	w.warm(200 * time.Millisecond)
 	for range 5 {
 		q, b := w.send("r0")
@@ -154,7 +154,7 @@ func TestDeadlinesShorterThanLate(t *testing.T) {
 		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.TimedOut, Usage: policy.NoUsage})
 	}
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
-	for range 50 { // and too short ones say nothing
+	for range 50 { // waits that are too short do not count
 		q, b := w.send("r2")
 		w.serve("r1", 200*time.Millisecond)
 		w.pass(100 * time.Millisecond)
@@ -164,9 +164,10 @@ func TestDeadlinesShorterThanLate(t *testing.T) {
 	require.Equal(t, outlier.Healthy, w.condition("r2"))
 }
 
-// Where all are slow nobody is: neither when nothing is answered, nor when everything is answered late.
-func TestOverloadEjectsNobody(t *testing.T) {
-	w := newWard(t, 4)
+// Where all replicas are slow none is late: neither when nothing is answered, nor when everything is answered
+// late.
+func TestOverloadEjectsNoReplica(t *testing.T) {
+	w := newHarness(t, 4)
 	w.warm(100 * time.Millisecond)
 	type call struct {
 		q *policy.Request
@@ -188,9 +189,9 @@ func TestOverloadEjectsNobody(t *testing.T) {
 	require.Zero(t, w.Outliers().Stats().Ejections)
 }
 
-// Where nobody answers for a time, and then everybody does, that was the way there.
-func TestStallEjectsNobody(t *testing.T) {
-	w := newWard(t, 4)
+// A time in which no replica answers, followed by late answers of all, ejects none.
+func TestStallEjectsNoReplica(t *testing.T) {
+	w := newHarness(t, 4)
 	w.warm(100 * time.Millisecond)
 	type call struct {
 		q *policy.Request
@@ -212,9 +213,9 @@ func TestStallEjectsNobody(t *testing.T) {
 	require.Zero(t, w.Outliers().Stats().Ejections)
 }
 
-// A replica that is given more than it can serve, while others idle, is not ill: it answers all the time.
-func TestImbalanceEjectsNobody(t *testing.T) {
-	w := newWard(t, 4)
+// A replica that gets more than it can serve, while others idle, is not ejected: it answers all the time.
+func TestImbalanceEjectsNoReplica(t *testing.T) {
+	w := newHarness(t, 4)
 	const service = 200 * time.Millisecond
 	type call struct {
 		q      *policy.Request
@@ -244,9 +245,9 @@ func TestImbalanceEjectsNobody(t *testing.T) {
 	require.Greater(t, len(queues["r0"]), 100)
 }
 
-// A replica that answers, but far later than the fleet does.
+// A replica that answers far later than the fleet is ejected.
 func TestSlowReplica(t *testing.T) {
-	w := newWard(t, 4)
+	w := newHarness(t, 4)
 	w.warm(500 * time.Millisecond)
 	for range 5 {
 		q, b := w.send("r3")
@@ -259,9 +260,9 @@ func TestSlowReplica(t *testing.T) {
 	require.Equal(t, outlier.Ejected, w.condition("r3"))
 }
 
-// A replica that is as slow as its prompts are long is not late.
+// A replica that is slow only because its prompts are long is not late.
 func TestLongPromptsAreNotLate(t *testing.T) {
-	w := newWard(t, 4)
+	w := newHarness(t, 4)
 	ask := func(on string, tokens int) (*policy.Request, *Reservation) {
 		q := &policy.Request{Answer: state.AnswerMessage, Pin: on, PromptTokens: tokens}
 		return q, pick(t, w.Router, q)

@@ -12,9 +12,10 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// While others are only full, a request waits for them; when one comes back it is served.
+// While the others are only full, a request waits for them. When an ejected replica comes back it serves the
+// request.
 func TestWaitWhileEjected(t *testing.T) {
-	w := newWard(t, 2, func(o *Options) { o.MaxOngoing = 1 })
+	w := newHarness(t, 2, func(o *Options) { o.MaxOngoing = 1 })
 	for range 5 {
 		w.fail("r0")
 	}
@@ -23,14 +24,14 @@ func TestWaitWhileEjected(t *testing.T) {
 	require.Equal(t, []*policy.Replica{w.View().ByID("r1")}, waiter.b.Decision.WaitFor)
 	w.pass(11 * time.Second)
 	w.Health.Look()
-	require.False(t, waiter.waiting, "its trial took the waiter")
+	require.False(t, waiter.waiting, "its probe took the waiter")
 	require.Equal(t, "r0", waiter.b.Decision.Replica.ID)
 	require.NoError(t, waiter.err)
 	full.Release()
 }
 
 func TestWatchedPickDoesNotAllocate(t *testing.T) {
-	w := newWard(t, 8)
+	w := newHarness(t, 8)
 	w.warm(time.Millisecond)
 	q, b := &policy.Request{Answer: state.AnswerMessage}, new(Reservation)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
@@ -41,7 +42,8 @@ func TestWatchedPickDoesNotAllocate(t *testing.T) {
 	}))
 }
 
-// What watching a call costs, from the pick to its end: beside one that nobody watches, and with a session that is remembered.
+// The cost of watching a call, from the pick to its end, next to an unwatched call and to one whose session is
+// stored.
 func BenchmarkWatched(b *testing.B) {
 	for name, answer := range map[string]state.Answer{"unseen": state.AnswerUnseen, "message": state.AnswerMessage} {
 		b.Run(name, func(b *testing.B) {
@@ -58,11 +60,11 @@ func BenchmarkWatched(b *testing.B) {
 	}
 }
 
-// Who waits does not need another's pick to be served: neither at the end of an ejection, nor after a trial that ended
-// without a word, nor once a slow start has room.
-func TestWhoWaitsIsServedByTime(t *testing.T) {
+// A waiter is served without another pick: at the end of an ejection, after a probe that ended without an outcome,
+// and once a slow start has room.
+func TestWaitersAreServedByTime(t *testing.T) {
 	var ring func()
-	w := newWard(t, 2, func(o *Options) {
+	w := newHarness(t, 2, func(o *Options) {
 		o.MaxOngoing = 1
 		o.AfterFunc = func(_ time.Duration, f func()) func() {
 			ring = f
@@ -94,19 +96,19 @@ func TestWhoWaitsIsServedByTime(t *testing.T) {
 	w.mu.Unlock()
 	require.NotNil(t, at)
 	at()
-	trial := <-served
-	require.Equal(t, "r1", trial.Decision.Replica.ID)
-	trial.Release() // it was given up
+	probe := <-served
+	require.Equal(t, "r1", probe.Decision.Replica.ID)
+	probe.Release() // it ends without an outcome
 	require.Equal(t, "r1", (<-served).Decision.Replica.ID)
 }
 
-// crowd is a ward of full replicas, for which 100 requests wait; asked counts how often the policy chooses.
-func crowd(t *testing.T, n int) (w *ward, asked *int) {
-	asked = new(int)
-	w = newWard(t, n, func(o *Options) {
+// crowd is a harness of full replicas, for which 100 requests wait; choices counts how often the policy chooses.
+func crowd(t *testing.T, n int) (w *harness, choices *int) {
+	choices = new(int)
+	w = newHarness(t, n, func(o *Options) {
 		o.MaxOngoing = 1
 		o.Policy = choosing(func(q *policy.Request, v policy.View) policy.Decision {
-			*asked++
+			*choices++
 			return leastLoaded(q, v)
 		})
 	})
@@ -117,12 +119,12 @@ func crowd(t *testing.T, n int) (w *ward, asked *int) {
 		q := &policy.Request{Answer: state.AnswerMessage}
 		require.ErrorIs(t, w.Reserve(t.Context(), q, new(Reservation), How{Ticket: new(Ticket)}), ErrQueued)
 	}
-	*asked = 0
-	return w, asked
+	*choices = 0
+	return w, choices
 }
 
-// eject lets outlier detection eject a replica, which the Router has not noticed yet.
-func (w *ward) eject(id string) {
+// eject lets outlier detection eject a replica, which the Router has not seen yet.
+func (w *harness) eject(id string) {
 	o := &policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed}
 	for range 5 {
 		w.Outliers().Ended(w.Outlier(w.View().ByID(id)), &state.Mark{Picked: w.now}, o)
@@ -130,9 +132,9 @@ func (w *ward) eject(id string) {
 	require.Equal(w.t, outlier.Ejected, w.condition(id))
 }
 
-// However many calls end while the lock is taken, an ejection lets the queue choose once.
-func TestCallsThatEndTogetherAskOnce(t *testing.T) {
-	w, asked := crowd(t, 4)
+// However many calls end while the lock is held, an ejection lets the queue choose once.
+func TestCallsThatEndTogetherChooseOnce(t *testing.T) {
+	w, choices := crowd(t, 4)
 	w.mu.Lock()
 	w.eject("r0")
 	var started, ended sync.WaitGroup
@@ -146,22 +148,22 @@ func TestCallsThatEndTogetherAskOnce(t *testing.T) {
 	started.Wait()
 	w.mu.Unlock()
 	ended.Wait()
-	once := *asked
+	once := *choices
 	require.Positive(t, once)
 	w.Health.force()
-	require.Equal(t, 2*once, *asked)
+	require.Equal(t, 2*once, *choices)
 }
 
 // A change of the fleet that also changes outlier detection lets the queue choose once.
-func TestFleetChangeAsksOnce(t *testing.T) {
-	w, asked := crowd(t, 4)
+func TestFleetChangeChoosesOnce(t *testing.T) {
+	w, choices := crowd(t, 4)
 	w.eject("r0")
 	w.Health.Sync()
-	*asked = 0
+	*choices = 0
 	w.Fleet.Set(members(4)[1:])
-	require.Equal(t, 100, *asked)
+	require.Equal(t, 100, *choices)
 	w.Health.Sync()
-	require.Equal(t, 100, *asked)
+	require.Equal(t, 100, *choices)
 }
 
 // A probe that begins frees no replica.

@@ -11,9 +11,10 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A replica that is new, or back after a while, does not get everything at once; one whose connection blinks does.
+// A replica that is new, or back after a while, gets its requests slowly; one with a short loss of its connection
+// does not.
 func TestSlowStart(t *testing.T) {
-	w := newWard(t, 4, func(o *Options) { o.Policy = choosing(leastLoaded) })
+	w := newHarness(t, 4, func(o *Options) { o.Policy = choosing(leastLoaded) })
 	require.Equal(t, outlier.Healthy, w.condition("r3"), "all were new together")
 	w.pass(time.Minute)
 	for range 40 {
@@ -25,7 +26,7 @@ func TestSlowStart(t *testing.T) {
 	for range 20 {
 		w.send("")
 	}
-	require.Equal(t, 1, w.View().ByID("r4").Ongoing(), "of the least loaded there would be 16")
+	require.Equal(t, 1, w.View().ByID("r4").Ongoing(), "without slow start there would be 16")
 	w.pass(15 * time.Second)
 	for range 20 {
 		w.send("")
@@ -41,7 +42,7 @@ func TestSlowStart(t *testing.T) {
 
 	w.Fleet.SetConnected("r0", false)
 	w.Fleet.SetConnected("r0", true)
-	require.Equal(t, outlier.Healthy, w.condition("r0"), "a blink")
+	require.Equal(t, outlier.Healthy, w.condition("r0"), "a short loss of the connection")
 	w.Fleet.SetConnected("r0", false)
 	w.pass(time.Minute)
 	w.Fleet.SetConnected("r0", true)
@@ -54,16 +55,16 @@ func TestSlowStart(t *testing.T) {
 
 // Where a replica gets the requests of its keys, holding some back would move them twice.
 func TestNoSlowStartByKey(t *testing.T) {
-	w := newWard(t, 4, func(o *Options) { o.Policy = policy.Policy{Uses: policy.SharesByKey, Choose: leastLoaded} })
+	w := newHarness(t, 4, func(o *Options) { o.Policy = policy.Policy{Uses: policy.SharesByKey, Choose: leastLoaded} })
 	w.pass(time.Minute)
 	w.Fleet.Set(members(5))
 	w.Fleet.SetConnected("r4", true)
 	require.Equal(t, outlier.Healthy, w.condition("r4"))
 }
 
-// A slow start holds nobody up where the others are full.
+// A slow start delays no request where the other replicas are full.
 func TestSlowStartFallsAway(t *testing.T) {
-	w := newWard(t, 1, func(o *Options) { o.MaxOngoing = 3 })
+	w := newHarness(t, 1, func(o *Options) { o.MaxOngoing = 3 })
 	w.pass(time.Minute)
 	w.Fleet.Set(members(2))
 	w.Fleet.SetConnected("r1", true)
@@ -73,13 +74,13 @@ func TestSlowStartFallsAway(t *testing.T) {
 	require.ErrorIs(t, w.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}), ErrFull)
 }
 
-// Nor does a share that grows have those who wait choose again: they were not kept from it.
+// A share that grows does not let the waiters choose again: it did not hold them back.
 func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
-	asked := 0
-	w := newWard(t, 2, func(o *Options) {
+	choices := 0
+	w := newHarness(t, 2, func(o *Options) {
 		o.MaxOngoing = 1
 		o.Policy = choosing(func(q *policy.Request, v policy.View) policy.Decision {
-			asked++
+			choices++
 			return leastLoaded(q, v)
 		})
 	})
@@ -94,13 +95,13 @@ func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
 		q := &policy.Request{Answer: state.AnswerMessage}
 		require.ErrorIs(t, w.Reserve(t.Context(), q, new(Reservation), How{Ticket: new(Ticket)}), ErrQueued)
 	}
-	asked = 0
+	choices = 0
 	for range 400 {
 		w.pass(round)
 		w.Health.Look()
 	}
 	require.Equal(t, outlier.Healthy, w.condition("r2"))
-	require.Zero(t, asked)
+	require.Zero(t, choices)
 	last.Release()
 	require.Equal(t, 99, w.Queued())
 }

@@ -14,7 +14,7 @@ import (
 )
 
 func TestEjectAfterFailuresInARow(t *testing.T) {
-	w := newWard(t, 4)
+	w := newHarness(t, 4)
 	for range 4 {
 		w.fail("r0")
 	}
@@ -22,7 +22,7 @@ func TestEjectAfterFailuresInARow(t *testing.T) {
 	for range 4 {
 		w.fail("r0")
 	}
-	require.Equal(t, outlier.Healthy, w.condition("r0"), "an answer in between ends what stood against it")
+	require.Equal(t, outlier.Healthy, w.condition("r0"), "an answer in between resets the count")
 	w.fail("r0")
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	_, cause := w.Outliers().State(w.Outlier(w.View().ByID("r0")))
@@ -31,17 +31,17 @@ func TestEjectAfterFailuresInARow(t *testing.T) {
 	require.EqualValues(t, 1, w.Outliers().Stats().Ejections[outlier.CauseFault])
 }
 
-// What is not the replica's fault says nothing.
-func TestOutcomesThatEjectNobody(t *testing.T) {
+// An outcome that is not the replica's fault does not count.
+func TestOutcomesThatDoNotEject(t *testing.T) {
 	for name, o := range map[string]policy.Outcome{
 		"its own status": {Err: errFault, Sent: true},
 		"not sent":       {Err: errFault, Fault: state.Failed},
 		"cancelled":      {Err: errFault, Sent: true, Fault: state.GivenUp},
-		"a deadline, while nothing is known of how long it takes": {Err: errFault, Sent: true, Fault: state.TimedOut},
-		"after the first message":                                 {Err: errFault, Sent: true, Fault: state.Failed, FirstMessage: 1},
+		"a deadline, before any answer time was learned": {Err: errFault, Sent: true, Fault: state.TimedOut},
+		"after the first message":                        {Err: errFault, Sent: true, Fault: state.Failed, FirstMessage: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWard(t, 4)
+			w := newHarness(t, 4)
 			for range 50 {
 				w.end("r0", o)
 			}
@@ -50,9 +50,9 @@ func TestOutcomesThatEjectNobody(t *testing.T) {
 	}
 }
 
-// A replica that is ejected comes back by a trial: one request at a time, then slowly. Each ejection is longer.
-func TestTrial(t *testing.T) {
-	w := newWard(t, 4)
+// An ejected replica comes back by a probe: one request at a time, then slowly. Each ejection is longer.
+func TestProbe(t *testing.T) {
+	w := newHarness(t, 4)
 	eject := func() {
 		for range 5 {
 			w.fail("r0")
@@ -61,11 +61,11 @@ func TestTrial(t *testing.T) {
 	}
 	eject()
 	length := 10 * time.Second
-	for range 3 { // its trial fails
+	for range 3 { // its probe fails
 		w.pass(length - time.Millisecond)
 		require.Zero(t, w.picked(50)["r0"])
 		w.pass(round)
-		q, b := w.trial("r0")
+		q, b := w.probe("r0")
 		require.Zero(t, w.picked(100)["r0"], "one at a time")
 		b.Release()
 		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed, Usage: policy.NoUsage})
@@ -73,10 +73,10 @@ func TestTrial(t *testing.T) {
 		length *= 2
 	}
 	w.pass(length + round)
-	q, b := w.trial("r0") // says nothing
+	q, b := w.probe("r0") // has no outcome
 	b.Release()
 	w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
-	q, b = w.trial("r0")
+	q, b = w.probe("r0")
 	w.finish(q, b)
 	require.Equal(t, outlier.SlowStart, w.condition("r0"))
 	w.pass(30 * time.Second)
@@ -87,11 +87,12 @@ func TestTrial(t *testing.T) {
 	require.EqualValues(t, 5, h.Probes)
 }
 
-// A trial is decided by its first message, however long the stream goes on, and whether or not its wait is watched.
-func TestTrialOfALongStream(t *testing.T) {
+// A probe is decided by its first message, however long the stream goes on, and whether or not its wait is
+// watched.
+func TestProbeOfALongStream(t *testing.T) {
 	for name, answer := range map[string]state.Answer{"watched": state.AnswerMessage, "both ways": state.AnswerUnseen} {
 		t.Run(name, func(t *testing.T) {
-			w := newWard(t, 3)
+			w := newHarness(t, 3)
 			r0 := w.View().ByID("r0")
 			stream := func() *Reservation {
 				for range 5 {
@@ -117,7 +118,7 @@ func TestTrialOfALongStream(t *testing.T) {
 func TestShareOfTheFleet(t *testing.T) {
 	for n, most := range map[int]int{1: 0, 2: 1, 3: 1, 6: 1, 7: 2, 10: 3, 20: 6} {
 		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			w := newWard(t, n)
+			w := newHarness(t, n)
 			for i := range n {
 				for range 10 {
 					w.fail(fmt.Sprintf("r%d", i))
@@ -134,9 +135,9 @@ func TestShareOfTheFleet(t *testing.T) {
 	}
 }
 
-// Who is left alone is so by preference only.
-func TestNobodyElse(t *testing.T) {
-	w := newWard(t, 3)
+// Outlier detection is only a preference.
+func TestOnlyEjectedReplicas(t *testing.T) {
+	w := newHarness(t, 3)
 	for range 5 {
 		w.fail("r0")
 	}
@@ -149,7 +150,7 @@ func TestNobodyElse(t *testing.T) {
 	require.Equal(t, "r0", b.Decision.Replica.ID)
 }
 
-// Quick picks obey, and take no lock again once all are well.
+// Quick picks skip ejected replicas, and take no lock again once all are healthy.
 func TestQuickPicksAndHealth(t *testing.T) {
 	now := time.Unix(0, 0)
 	r, err := NewRouter(Options{Policy: quickFirst(), Ejection: new(policy.Ejection), Now: func() time.Time { return now }})
@@ -186,9 +187,9 @@ func quickFirst() policy.Policy {
 	}}
 }
 
-// A replica that leaves, or is another than before, is not what is known of it.
+// The health of a replica ends when it leaves or is replaced by another with its id.
 func TestHealthEndsWithTheReplica(t *testing.T) {
-	w := newWard(t, 3)
+	w := newHarness(t, 3)
 	eject := func() {
 		for range 5 {
 			w.fail("r0")
@@ -204,15 +205,16 @@ func TestHealthEndsWithTheReplica(t *testing.T) {
 	ms := members(3)
 	ms[0].Instance = "a"
 	w.Fleet.Set(ms)
-	require.Equal(t, outlier.Ejected, w.condition("r0"), "that it is named is no news")
+	require.Equal(t, outlier.Ejected, w.condition("r0"), "an unchanged member keeps its health")
 	ms[0].Instance = "b"
 	w.Fleet.Set(ms)
 	require.Equal(t, outlier.Healthy, w.condition("r0"))
 }
 
-// An assigned request sees the end of a mark; a replica that starts slowly or drains for all but its own sessions takes it.
+// An assigned request ends a mark that has expired; a replica in slow start, or one that drains for all but its
+// own sessions, takes it.
 func TestAssignedIsTrusted(t *testing.T) {
-	w := newWard(t, 3)
+	w := newHarness(t, 3)
 	_, b := w.send("r0")
 	b.Refused(load.Report{Ongoing: 4, QueuedTokens: -1})
 	assigned := func(id string) error {
@@ -236,6 +238,6 @@ func TestAssignedIsTrusted(t *testing.T) {
 	}
 	require.ErrorIs(t, assigned("r1"), ErrNoSuchReplica)
 	w.pass(10 * time.Second)
-	require.NoError(t, assigned("r1"), "its trial")
+	require.NoError(t, assigned("r1"), "its probe")
 	require.ErrorIs(t, assigned("r1"), ErrNoSuchReplica, "one at a time")
 }

@@ -14,7 +14,7 @@ import (
 // Ejection is a preference: where no other pair serves a request, one with an ejected replica does.
 func TestPairOnlyOfEjectedReplicas(t *testing.T) {
 	for _, ejected := range []string{"p", "d"} {
-		w := newWard(t, 0)
+		w := newHarness(t, 0)
 		o := w.opts
 		o.Policy = loading(leastLoaded)
 		w.Router = split(t, o, member("p", prefills), member("d", decodes))
@@ -31,10 +31,11 @@ func TestPairOnlyOfEjectedReplicas(t *testing.T) {
 	}
 }
 
-// Where all that decode are ejected or start slowly, a request that they serve whole all the same is split as it is else.
+// Where all decode replicas are ejected or in slow start, a request that they would serve whole is split as in
+// other cases.
 func TestLegsOfReplicasThatArePassedOver(t *testing.T) {
 	for _, condition := range []outlier.State{outlier.SlowStart, outlier.Ejected} {
-		w := newWard(t, 0)
+		w := newHarness(t, 0)
 		o := w.opts
 		o.Policy = loading(leastLoaded)
 		w.Router = split(t, o, member("p", prefills), member("p2", prefills))
@@ -55,14 +56,14 @@ func TestLegsOfReplicasThatArePassedOver(t *testing.T) {
 	}
 }
 
-// A request that met one Router may meet the next one, whose policy is another.
+// A request may go from one Router to the next, whose policy is another.
 func TestLegsOfTheNextRouter(t *testing.T) {
-	var asked, ended []string
+	var found, ended []string
 	named := func(name string) policy.Policy {
 		p := loading(leastLoaded)
 		p.Prepare = func(_ context.Context, q *policy.Request, _ policy.View) error {
 			if was, ok := q.Prepared.(string); ok && was != name {
-				asked = append(asked, name+" finds what is of "+was)
+				found = append(found, name+" finds the state of "+was)
 			}
 			q.Prepared = name
 			return nil
@@ -83,7 +84,7 @@ func TestLegsOfTheNextRouter(t *testing.T) {
 		b.Release()
 		NextAttempt(q, nil)
 	}
-	require.Empty(t, asked)
+	require.Empty(t, found)
 	require.Equal(t, []string{"first p", "second p"}, ended)
 }
 

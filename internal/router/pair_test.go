@@ -25,10 +25,10 @@ func split(t testing.TB, o Options, ms ...Member) *Router {
 	return connected(t, o, ms...)
 }
 
-// ask is a request with so many prompt tokens.
+// ask returns a request with so many prompt tokens.
 func ask(tokens int) *policy.Request { return &policy.Request{PromptTokens: tokens} }
 
-// legsAt reserves, and returns where.
+// legsAt reserves, and returns the replicas of both legs.
 func legsAt(t testing.TB, r *Router, q *policy.Request) (prefill, decode string, pre, b *Reservation) {
 	t.Helper()
 	pre, b = new(Reservation), new(Reservation)
@@ -84,7 +84,7 @@ func TestBothLegsAreReserved(t *testing.T) {
 // Where the request costs less whole it is served whole.
 func TestWholeWhereThatCostsLess(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills), member("d", decodes))
-	p, d, pre, b := legsAt(t, r, ask(10_000)) // nothing is decoded there that it could delay
+	p, d, pre, b := legsAt(t, r, ask(10_000)) // no decode on the replica is delayed
 	require.Equal(t, []string{"", "d"}, []string{p, d})
 	require.Nil(t, pre.Decision.Replica)
 	b.Release()
@@ -94,7 +94,7 @@ func TestWholeWhereThatCostsLess(t *testing.T) {
 	decoding(t, r, 20)
 	p, _, _, _ = legsAt(t, r, ask(10_000))
 	require.Equal(t, "p", p)
-	for range 200 { // until the queue of the replica that prefills is longer than what is delayed
+	for range 200 { // until the queue of the prefill replica costs more than the delayed decodes
 		if p, _, _, _ = legsAt(t, r, ask(10_000)); p == "" {
 			return
 		}
@@ -112,12 +112,12 @@ func TestWholeRequestsSkipPrefillReplicas(t *testing.T) {
 			for range 50 {
 				require.Contains(t, []string{"d", "b"}, pick(t, r, new(policy.Request)).Decision.Replica.ID)
 			}
-			require.Equal(t, "p0", pick(t, r, &policy.Request{Pin: "p0"}).Decision.Replica.ID, "but for one that names it")
+			require.Equal(t, "p0", pick(t, r, &policy.Request{Pin: "p0"}).Decision.Replica.ID, "except for a request that is pinned to it")
 		})
 	}
 }
 
-// A fleet of which no replica serves whole requests is as one that is not connected.
+// A fleet in which no replica serves whole requests counts as not connected.
 func TestPrefillReplicasAlone(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills))
 	require.ErrorIs(t, r.Reserve(t.Context(), ask(10), new(Reservation), How{Legs: &Legs{Prefill: new(Reservation)}}), ErrNotConnected)
@@ -211,7 +211,7 @@ func TestWhichReplicasPair(t *testing.T) {
 	}
 }
 
-// A prefill leg has room or there is none, and a full fleet has the request wait for one that serves it.
+// A prefill leg needs room. In a full fleet the request waits for a replica that serves it.
 func TestLegsWait(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills, room(1)), member("d", decodes, room(30)))
 	decoding(t, r, 28)
@@ -237,7 +237,7 @@ func TestLegsWait(t *testing.T) {
 	require.Zero(t, r.View().ByID("p").Ongoing())
 }
 
-// What leaves the queue in the moment in which it is served holds neither leg.
+// A request that leaves the queue just as it is served holds neither leg.
 func TestGivingUpGivesBackBothLegs(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills), member("d", decodes, room(30)))
 	decoding(t, r, 29)
@@ -351,7 +351,7 @@ func TestPrefillersIndex(t *testing.T) {
 	require.Equal(t, 2, closed)
 }
 
-// The end of a leg is that of its own request, whichever request of the call the host has at hand.
+// The end of a leg belongs to its own request, whichever request of the call the host passes.
 func TestLegsEndApart(t *testing.T) {
 	var ended []*policy.Request
 	p := loading(leastLoaded)
@@ -372,7 +372,7 @@ func TestLegsEndApart(t *testing.T) {
 	require.Equal(t, []any{1, 2}, []any{ended[0].Prepared, ended[1].Prepared})
 }
 
-// An engine may refuse what is not split where it has a role.
+// An engine with a role may refuse a request that is not split.
 func TestPairOnly(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills, room(1)), member("d", decodes, room(2)),
 		member("e", decodes, room(2), label("x")))
@@ -388,7 +388,7 @@ func TestPairOnly(t *testing.T) {
 	require.ErrorIs(t, only(ask(10), full, new(Reservation)), ErrFull)
 	how := How{Ticket: ticket, Legs: &Legs{Prefill: full, Only: true}}
 	require.ErrorIs(t, r.Reserve(t.Context(), ask(10), waits, how), ErrQueued)
-	plain, later := new(Reservation), new(Ticket) // stands behind it and wants any replica
+	plain, later := new(Reservation), new(Ticket) // queued behind it; takes any replica
 	decoding(t, r, 1)
 	q := &policy.Request{Exclude: []string{"e"}}
 	require.ErrorIs(t, r.Reserve(t.Context(), q, plain, How{Ticket: later}), ErrQueued)
@@ -413,7 +413,8 @@ func TestPairOnly(t *testing.T) {
 	}
 }
 
-// Such an engine refuses legs where it has no role, also beside others of the same label, and where a server names it.
+// Such an engine refuses legs where it has no role, also next to others of the same label, and where a server
+// names it.
 func TestPairOnlyLegs(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills), member("d", decodes), member("b"), member("c"))
 	for _, busy := range []string{"p", "d", "d", "b", "b", "c", "c"} {
@@ -451,7 +452,7 @@ func TestPairOnlyLegs(t *testing.T) {
 	}
 }
 
-// Of decode replicas that are equally busy no first one gets the requests of all clients.
+// Among decode replicas that are equally busy, the first does not get the requests of all clients.
 func TestEqualDecodeReplicas(t *testing.T) {
 	r := split(t, Options{}, member("p", prefills), member("d", decodes), member("e", decodes), member("f", decodes))
 	decoding(t, r, 30)
@@ -465,7 +466,7 @@ func TestEqualDecodeReplicas(t *testing.T) {
 	require.Len(t, seen, 3)
 }
 
-// What a rollout keeps from the policy is split all the same.
+// A request that the rollout keeps from the policy is split all the same.
 func TestLegsOfARollout(t *testing.T) {
 	p := choosing(func(*policy.Request, policy.View) policy.Decision { panic("the kill switch is on") })
 	r := split(t, Options{Policy: p, Plain: choosing(firstFree)}, member("p", prefills), member("d", decodes))

@@ -12,7 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A pairing counts the routes that it was told of, by request, and wants one end for each.
+// pairing counts the routes that it observes, by request, and requires one end for each.
 type pairing struct {
 	t     *testing.T
 	under map[*policy.Request]int
@@ -33,11 +33,11 @@ func (p *pairing) routed(q *policy.Request, d policy.Decision) {
 func (p *pairing) completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	p.under[q]--
 	p.ends++
-	require.Zero(p.t, p.under[q], "the end of a route that it was not told of")
+	require.Zero(p.t, p.under[q], "the end of a route that it did not observe")
 }
 
-// Whatever becomes of the kill switch and the percentage between a pick and its end, the policy and its shadow are told
-// of the end of each route that they were told of, and of no other.
+// However the kill switch and the percentage change between a pick and its end, the policy and its shadow observe
+// the end of each route that they observed, and of no other.
 func TestEndsBelongToRoutes(t *testing.T) {
 	for seed := range uint64(300) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
@@ -109,7 +109,7 @@ func TestEndsBelongToRoutes(t *testing.T) {
 	}
 }
 
-// What was never sent says nothing of the replica's health, and its booking is gone.
+// A request that was never sent does not count for the replica's health, and its reservation is released.
 func TestWithdraw(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := connected(t, Options{Ejection: &policy.Ejection{Failures: 1, SlowStart: -1}, Now: func() time.Time { return now }}, members(2)...)

@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-func TestForeignLoad(t *testing.T) {
+func TestPeerLoad(t *testing.T) {
 	r := connected(t, Options{Policy: choosing(leastLoaded)},
 		member("a", room(2)), member("b", func(m *Member) { m.Weight = 2 }))
 	a, b := r.View().ByID("a"), r.View().ByID("b")
@@ -27,15 +27,15 @@ func TestForeignLoad(t *testing.T) {
 	require.InDelta(t, 110, r.View().PeerDrift(), 1e-9)
 	require.Zero(t, a.Ongoing())
 	require.Zero(t, a.QueuedTokens())
-	require.False(t, a.Full(), "the bookings of others are not ours to bound")
+	require.False(t, a.Full(), "max_ongoing bounds only the Router's own reservations")
 
 	q := &policy.Request{PromptTokens: 500}
 	one := pick(t, r, q)
 	require.Equal(t, "b", one.Decision.Replica.ID)
 	require.InDelta(t, 500, r.View().Load(b), 1e-9)
 	r.Load.SetPeers([]load.Peer{{ID: "b", Ongoing: 10, QueuedTokens: 2000}})
-	require.InDelta(t, (2500+11*500)/2., r.View().Load(b), 1e-9, "on top of our own, divided by the rate")
-	require.InDelta(t, 2200, r.View().Load(a), 1e-9, "not named: as it was")
+	require.InDelta(t, (2500+11*500)/2., r.View().Load(b), 1e-9, "added to the Router's own, divided by the rate")
+	require.InDelta(t, 2200, r.View().Load(a), 1e-9, "not named: unchanged")
 	require.Equal(t, "a", pick(t, r, q).Decision.Replica.ID)
 
 	r.Load.SetPeers([]load.Peer{{ID: "a", Ongoing: -1, QueuedTokens: -5}, {ID: "b"}})
@@ -44,9 +44,8 @@ func TestForeignLoad(t *testing.T) {
 	require.InDelta(t, 1000, r.View().Load(a), 1e-9)
 }
 
-// A replica that leaves takes what was told of it along, whether or not we had
-// bookings there.
-func TestForeignLoadLeavesWithTheReplica(t *testing.T) {
+// The peer load of a replica ends when it leaves, whether or not the Router had reservations there.
+func TestPeerLoadLeavesWithTheReplica(t *testing.T) {
 	r := connected(t, Options{}, members(2)...)
 	held := pick(t, r, &policy.Request{PromptTokens: 10})
 	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 5}, {ID: "r1", Ongoing: 5}})
@@ -64,7 +63,7 @@ func TestForeignLoadLeavesWithTheReplica(t *testing.T) {
 	require.Zero(t, r.View().PeerDrift())
 }
 
-func TestForeignLoadConcurrently(t *testing.T) {
+func TestPeerLoadConcurrently(t *testing.T) {
 	r := connected(t, Options{Policy: choosing(leastLoaded)}, members(4)...)
 	var all sync.WaitGroup
 	for g := range 4 {

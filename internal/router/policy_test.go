@@ -71,7 +71,7 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 	var during func()
 	pol := func(name string) policy.Policy {
 		return policy.Policy{Uses: policy.UsesPrompt, Choose: firstFree, Prepare: func(_ context.Context, q *policy.Request, v policy.View) error {
-			require.True(t, v.Available(q, v.Replicas()[0]), "a model that nobody declares filters nothing here either")
+			require.True(t, v.Available(q, v.Replicas()[0]), "a model that no replica declares filters nothing here either")
 			prepared = append(prepared, q.Prepared)
 			q.Prepared = name
 			if during != nil {
@@ -99,11 +99,11 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 	other.Fleet.Set([]Member{member("a", models("m", "n"))})
 	require.Equal(t, r.View().Epoch(), other.View().Epoch())
 	pick(t, other, q)
-	require.Equal(t, []any{nil, "one", nil}, prepared, "what another Router's policy left is gone")
+	require.Equal(t, []any{nil, "one", nil}, prepared, "the state of another Router's policy is cleared")
 
 	prepared = nil
 	n := 0
-	during = func() { // a fleet that changes all the time does not hold a request up
+	during = func() { // a fleet that changes all the time does not delay a request
 		n++
 		r.Fleet.Set(members(1, room(n+1), models("m")))
 		connectAll(r)
@@ -116,8 +116,9 @@ func TestPreparedOncePerFleetAndRouter(t *testing.T) {
 	require.Len(t, prepared, 1, "the policy observes routes")
 }
 
-// A fleet that comes after a request was to be prepared, and before it takes the lock, finds it prepared all the same.
-func TestFleetThatComesBeforeTheLock(t *testing.T) {
+// A fleet that changes after a request was to be prepared, and before it takes the lock, finds the request
+// prepared.
+func TestFleetThatChangesBeforeTheLock(t *testing.T) {
 	r, err := NewRouter(Options{Policy: policy.Policy{
 		Prepare: func(_ context.Context, q *policy.Request, v policy.View) error {
 			q.Prepared = v.Epoch()
@@ -166,11 +167,11 @@ func TestObservers(t *testing.T) {
 	require.NoError(t, r.Reserve(t.Context(), q, b, How{}))
 	require.Len(t, routed, 2)
 	b.Release()
-	asked := new(Reservation)
-	require.NoError(t, r.Reserve(t.Context(), new(policy.Request), asked, How{Query: true}))
+	query := new(Reservation)
+	require.NoError(t, r.Reserve(t.Context(), new(policy.Request), query, How{Query: true}))
 	require.Equal(t, 1, r.View().ByID("r0").Ongoing())
-	require.Len(t, routed, 2, "a question is no route")
-	asked.Release()
+	require.Len(t, routed, 2, "a query is no route")
+	query.Release()
 	r.Complete(q, b.Decision, policy.Outcome{Usage: policy.NoUsage})
 	r.Complete(q, policy.Decision{}, policy.Outcome{})
 	require.Equal(t, []policy.Decision{b.Decision}, completed)
@@ -179,5 +180,5 @@ func TestObservers(t *testing.T) {
 	require.NoError(t, r.Close())
 	require.Equal(t, 1, pol.closes)
 	r.Complete(q, b.Decision, policy.Outcome{})
-	require.Len(t, completed, 1, "a policy that is closed is left alone")
+	require.Len(t, completed, 1, "a closed policy is not called")
 }

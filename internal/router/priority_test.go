@@ -102,9 +102,9 @@ func TestPriorityIsAHeadStart(t *testing.T) {
 	require.Zero(t, r.Queued())
 }
 
-// However many of a higher priority keep coming, who came a head start before them is
-// served first.
-func TestNobodyStarves(t *testing.T) {
+// However many requests of a higher priority keep coming, a request that came a head start before them is served
+// first.
+func TestNoWaiterStarves(t *testing.T) {
 	c := newManual()
 	r, held := full(t, c, Options{MaxQueued: -1})
 	low := enqueue(t, r, &policy.Request{Priority: -1})
@@ -127,7 +127,7 @@ func TestNobodyStarves(t *testing.T) {
 	require.Equal(t, 19*3+1, served, "after those that came less than two head starts later, and no others")
 }
 
-func TestFullQueueTakesWhoIsBefore(t *testing.T) {
+func TestFullQueueTakesTheEarlier(t *testing.T) {
 	c := newManual()
 	r, held := full(t, c, Options{MaxQueued: 3})
 	old := enqueue(t, r, &policy.Request{Priority: -1})
@@ -152,9 +152,8 @@ func TestFullQueueTakesWhoIsBefore(t *testing.T) {
 	require.True(t, high.waiting)
 }
 
-// Who comes back after a failed attempt has its old place, and is not before who came
-// before it.
-func TestComingBackKeepsItsPlace(t *testing.T) {
+// A request that comes back after a failed attempt has its old position, and is not before earlier ones.
+func TestRetryKeepsItsPosition(t *testing.T) {
 	c := newManual()
 	r := connected(t, c.options(Options{MaxOngoing: 1}), members(2)...)
 	acquire := func(q *policy.Request) *Reservation {
@@ -179,8 +178,8 @@ func TestComingBackKeepsItsPlace(t *testing.T) {
 	require.True(t, fourth.waiting)
 }
 
-// The order of a line is one order, whoever stands where.
-func TestLineIsInOrder(t *testing.T) {
+// The order of the queue is total, whatever the order of arrival.
+func TestQueueIsInOrder(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
 		c := newManual()

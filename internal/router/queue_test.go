@@ -9,8 +9,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// wants is a policy that takes the replicas that the session names, by letter,
-// and waits for these.
+// wants is a policy that takes the replicas that the session names, by letter, and waits for these.
 func wants(q *policy.Request, v policy.View) policy.Decision {
 	var full []*policy.Replica
 	for _, c := range q.Session {
@@ -49,14 +48,14 @@ func servedBy(t *testing.T, w *waiter) string {
 func TestFirstComeFirstServed(t *testing.T) {
 	r, held := fullRouter(t, choosing(wants), "ab")
 	onlyB := enqueue(t, r, &policy.Request{Session: "b"})
-	anyone := enqueue(t, r, &policy.Request{})
+	anyReplica := enqueue(t, r, &policy.Request{})
 	onlyA := enqueue(t, r, &policy.Request{Session: "a"})
 	both := enqueue(t, r, &policy.Request{Session: "ba"})
-	require.Equal(t, []int{0, 1, 2, 3}, []int{onlyB.behind, anyone.behind, onlyA.behind, both.behind})
+	require.Equal(t, []int{0, 1, 2, 3}, []int{onlyB.behind, anyReplica.behind, onlyA.behind, both.behind})
 
 	held["a"].Release()
-	require.Equal(t, "a", servedBy(t, anyone), "before those who came later; past the one who wants another")
-	anyone.b.Release()
+	require.Equal(t, "a", servedBy(t, anyReplica), "before later waiters; past the one that takes another replica")
+	anyReplica.b.Release()
 	require.Equal(t, "a", servedBy(t, onlyA))
 	require.True(t, both.waiting && onlyB.waiting)
 	held["b"].Release()
@@ -66,9 +65,9 @@ func TestFirstComeFirstServed(t *testing.T) {
 	require.Zero(t, r.Queued())
 }
 
-// A policy that would wait for another replica than before is waited for there,
-// in the old order, so that the other's release finds it.
-func TestWaiterThatChangesItsMind(t *testing.T) {
+// A waiter whose policy now waits for another replica is queued there in the old order, so that the other's
+// release finds it.
+func TestWaiterThatWaitsForAnother(t *testing.T) {
 	mind := map[string]string{"fickle": "a"}
 	r, held := fullRouter(t, choosing(func(q *policy.Request, v policy.View) policy.Decision {
 		to := q.Session
@@ -86,7 +85,7 @@ func TestWaiterThatChangesItsMind(t *testing.T) {
 	require.True(t, fickle.waiting)
 	require.Equal(t, "a", servedBy(t, a), "the room is not lost on a head that no longer wants it")
 	held["b"].Release()
-	require.Equal(t, "b", servedBy(t, fickle), "it came before the other who wants b")
+	require.Equal(t, "b", servedBy(t, fickle), "it came before the other waiter for b")
 	require.True(t, b.waiting)
 }
 
@@ -134,8 +133,7 @@ func TestQueueBound(t *testing.T) {
 	}
 }
 
-// A call whose context ends in the moment in which it is served gives the room
-// to the next.
+// A call whose context ends just as it is served gives the room to the next.
 func TestServedTooLate(t *testing.T) {
 	r, held := fullRouter(t, choosing(firstFree), "a")
 	late, next := enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request))
@@ -150,8 +148,8 @@ func TestServedTooLate(t *testing.T) {
 	require.Equal(t, "a", servedBy(t, next))
 }
 
-// Nobody waits for what can never come, nor while there is room.
-func TestWaitsThatNobodyWouldEnd(t *testing.T) {
+// No request waits for what can never come, nor while there is room.
+func TestWaitsWithoutEnd(t *testing.T) {
 	var answer func(v policy.View) policy.Decision
 	pol := choosing(func(_ *policy.Request, v policy.View) policy.Decision { return answer(v) })
 	r := connected(t, Options{Policy: pol, MaxOngoing: 1}, members(4)...)
@@ -162,7 +160,7 @@ func TestWaitsThatNobodyWouldEnd(t *testing.T) {
 		answer  func(v policy.View) policy.Decision
 		replica string
 	}{
-		"anyone although there is room":  {func(v policy.View) policy.Decision { return policy.Wait() }, "r0"},
+		"any although there is room":     {func(v policy.View) policy.Decision { return policy.Wait() }, "r0"},
 		"one that has room":              {func(v policy.View) policy.Decision { return policy.Wait(v.ByID("r1")) }, "r1"},
 		"one that is not connected":      {func(v policy.View) policy.Decision { return policy.Wait(v.ByID("r2")) }, "r0"},
 		"one that has left":              {func(v policy.View) policy.Decision { return policy.Wait(left) }, "r0"},
@@ -189,7 +187,7 @@ func TestWaitsThatNobodyWouldEnd(t *testing.T) {
 	})
 }
 
-// One that is draining makes nobody stand in a queue per replica.
+// A draining replica does not move waiters for any replica into its own queue.
 func TestWaitForAnyBesideDraining(t *testing.T) {
 	r := connected(t, Options{MaxOngoing: 1}, member("a"), member("b"), member("c", draining))
 	pick(t, r, new(policy.Request))

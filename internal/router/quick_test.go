@@ -65,7 +65,7 @@ func TestQuickPicks(t *testing.T) {
 	}
 	require.ErrorIs(t, r.Reserve(context.Background(), &policy.Request{}, &b, How{NoWait: true}), ErrFull)
 
-	// Somebody who waits is served by a quick release, and overtaken by nobody.
+	// A waiter is served by a quick release, and no quick pick overtakes it.
 	done := make(chan error, 1)
 	go func() { done <- r.Reserve(context.Background(), &policy.Request{}, &b, How{}) }()
 	for r.Queued() == 0 {
@@ -99,8 +99,8 @@ func TestQuickPicksLeaveTheRestToTheLock(t *testing.T) {
 	require.False(t, ok, "two are no choice of two")
 }
 
-// Quick picks, waits, churn and the sum of the loads, all at once: bounds hold,
-// nobody waits for ever, and everything returns to zero.
+// Quick picks, waits, churn and the sum of the loads, all at once: bounds hold, every wait ends, and everything
+// returns to zero.
 func TestQuickPicksUnderChurn(t *testing.T) {
 	const n, most = 5, 3
 	r := quickRouter(t, n, most)
@@ -108,7 +108,7 @@ func TestQuickPicksUnderChurn(t *testing.T) {
 	var stop atomic.Bool
 	over := func(rep *policy.Replica) {
 		if got := rep.Ongoing(); got > most {
-			t.Errorf("%s has %d bookings", rep.ID, got)
+			t.Errorf("%s has %d reservations", rep.ID, got)
 		}
 	}
 	for range 8 {

@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-// An engine serves prompts one after the other, and decodes beside that.
+// engine serves prompts one after the other, and decodes at the same time.
 type engine struct {
 	speed float64 // 1 = 20,000 tokens a second
 	free  time.Duration
@@ -30,7 +30,7 @@ func (e *engine) serve(now time.Duration, tokens int, out float64) (first, rest 
 	return e.free - now, time.Duration(out / e.speed * float64(time.Second))
 }
 
-// An event is the first message or the end of a call in a fleetRun.
+// event is the first message or the end of a call in a fleetRun.
 type event struct {
 	at   time.Duration
 	call int
@@ -51,7 +51,7 @@ func (e *events) Pop() any {
 	return last
 }
 
-// A fleetRun sends calls to engines in virtual time, through clients that share nothing.
+// fleetRun sends calls to engines in virtual time, through clients that share nothing.
 type fleetRun struct {
 	engines []*engine
 	routers []*Router
@@ -61,7 +61,7 @@ type fleetRun struct {
 	pending events
 }
 
-// leastWork picks where the prompt would be done first.
+// leastWork picks the replica that would finish the prompt first.
 func leastWork(q *policy.Request, v policy.View) policy.Decision {
 	var best *policy.Replica
 	least, ties := math.Inf(1), 0
@@ -161,9 +161,9 @@ func repeat(n int, speeds ...float64) (all []float64) {
 	return all
 }
 
-// Half of the fleet is twice as slow. Once that is learned both halves are as busy, and
-// engines of one kind have one rate.
-func TestTwoKindsComeOutEven(t *testing.T) {
+// Half of the fleet is twice as slow. Once the rates are learned both halves are equally busy, and engines of one
+// kind have one rate.
+func TestTwoKindsAreEquallyBusy(t *testing.T) {
 	const perSecond = 80 // nine tenths of what 8 engines can
 	for _, clients := range []int{1, 8} {
 		t.Run(fmt.Sprint(clients), func(t *testing.T) {
@@ -177,7 +177,7 @@ func TestTwoKindsComeOutEven(t *testing.T) {
 			fixed.run(t, 6000, perSecond)
 			t.Logf("busy, fast to slow: %.3f learned, %.3f not; rates %.2f", f.share(), fixed.share(), f.rates()[0])
 			require.InDelta(t, 1, f.share(), 0.1)
-			require.Less(t, fixed.share(), 0.9, "else this test shows nothing")
+			require.Less(t, fixed.share(), 0.9, "without rates the halves must differ, or the test could not fail")
 			for _, rates := range f.rates() {
 				for i, rate := range rates {
 					require.Equal(t, rates[i/4*4], rate, "one kind, one rate")
@@ -188,9 +188,9 @@ func TestTwoKindsComeOutEven(t *testing.T) {
 	}
 }
 
-// Engines that are alike keep their weights exactly, however busy, and however little of
-// the others each client sees.
-func TestEqualsStayEqual(t *testing.T) {
+// Equal engines keep their weights exactly, however busy they are, and however few of the others' calls each
+// client sees.
+func TestEqualEnginesStayEqual(t *testing.T) {
 	for _, clients := range []int{1, 8, 32} {
 		for _, perSecond := range []float64{40, 110} {
 			f := newFleetRun(t, uint64(clients), clients, repeat(8, 1), nil)
@@ -202,7 +202,7 @@ func TestEqualsStayEqual(t *testing.T) {
 	}
 }
 
-// A weight that says what is so changes nothing; one that is wrong is corrected.
+// A correct weight changes nothing; a wrong one is corrected.
 func TestWeightIsThePrior(t *testing.T) {
 	heavy := func(m *Member) { m.Weight = 2 }
 	fleet := append(members(2, heavy), member("r2"), member("r3"))
@@ -217,7 +217,7 @@ func TestWeightIsThePrior(t *testing.T) {
 	require.InDelta(t, 6, rates[0]+rates[1]+rates[2]+rates[3], 1e-9, "load stays in tokens")
 }
 
-// feed completes calls of one prompt length on each replica, which takes what took says.
+// feed completes calls of one prompt length on each replica, which take the times that took returns.
 func feed(t *testing.T, r *Router, rounds int, took func(rep *policy.Replica, round int) time.Duration) {
 	t.Helper()
 	for i := range rounds {
@@ -262,7 +262,7 @@ func TestRatesAreLearnedAndForgotten(t *testing.T) {
 	feed(t, r, 60, slowFirst(2.05))
 	require.Equal(t, rates, ratesOf(r), "a little does not move them")
 	feed(t, r, 2000, slowFirst(1))
-	require.Equal(t, equal, ratesOf(r), "it has become as fast")
+	require.Equal(t, equal, ratesOf(r), "the replica has become as fast")
 	feed(t, r, 2000, slowFirst(1.1))
 	require.Equal(t, equal, ratesOf(r), "nearly as fast is as fast")
 	feed(t, r, 3000, slowFirst(1000))
@@ -271,11 +271,11 @@ func TestRatesAreLearnedAndForgotten(t *testing.T) {
 	r.Fleet.Set(append(members(4), member("new")))
 	connectAll(r)
 	require.Equal(t, 1.0, r.View().ByID("new").Rate())
-	require.InDelta(t, 1./8, r.View().ByID("r0").Rate(), 1e-9, "a change of the fleet forgets nothing")
+	require.InDelta(t, 1./8, r.View().ByID("r0").Rate(), 1e-9, "a change of the fleet keeps what was learned")
 }
 
-// Whoever has longer prompts or longer queues is not slower for it.
-func TestWorkIsNoFault(t *testing.T) {
+// A replica with longer prompts or longer queues is not slower.
+func TestWorkIsNotSlowness(t *testing.T) {
 	for name, perToken := range map[string]time.Duration{"as work": time.Millisecond, "whatever the work": 0} {
 		t.Run(name, func(t *testing.T) {
 			r := connected(t, Options{Policy: loading(leastLoaded)}, members(4)...)
@@ -296,7 +296,7 @@ func TestWorkIsNoFault(t *testing.T) {
 	}
 }
 
-// Calls that say nothing of speed teach nothing.
+// Calls without a measure of speed change no rate.
 func TestNothingToLearn(t *testing.T) {
 	r := connected(t, Options{Policy: loading(leastLoaded)}, members(2)...)
 	fixed := connected(t, Options{Policy: choosing(leastLoaded)}, members(2)...)
@@ -328,8 +328,8 @@ func TestNothingToLearn(t *testing.T) {
 	}
 }
 
-// Rates may change under bookings.
-func TestRatesUnderBookings(t *testing.T) {
+// Rates may change while reservations are held.
+func TestRatesUnderReservations(t *testing.T) {
 	r := connected(t, Options{Policy: loading(leastLoaded)}, members(3)...)
 	held := pick(t, r, &policy.Request{PromptTokens: 5000})
 	feed(t, r, 200, slowFirst(4))

@@ -11,23 +11,23 @@ import (
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-var said = load.Report{Ongoing: 5, QueuedTokens: -1}
+var fullReport = load.Report{Ongoing: 5, QueuedTokens: -1}
 
-// A replica that said it is full is not picked while others are free, whatever the
-// policy, and is again after its time, with nothing left of it.
-func TestRefusedIsPassedOver(t *testing.T) {
+// A replica that reports that it is full is skipped while others are free, whatever the policy. After the time of
+// its mark it is picked again, and nothing of the mark is left.
+func TestRefusedIsSkipped(t *testing.T) {
 	for name, p := range map[string]policy.Policy{"first": choosing(firstFree), "two": choosing(leastOfTwo), "load": loading(leastLoaded)} {
 		t.Run(name, func(t *testing.T) {
 			c := newManual()
 			r := connected(t, c.options(Options{Policy: p}), members(3)...)
 			b := pick(t, r, &policy.Request{Pin: "r0"})
-			b.Refused(said)
-			b.Refused(said)
+			b.Refused(fullReport)
+			b.Refused(fullReport)
 			b.Release()
 			require.False(t, b.Held())
 			rep := r.View().ByID("r0")
 			require.True(t, rep.Full())
-			require.Zero(t, rep.Capacity(), "its bound is what it was: none")
+			require.Zero(t, rep.Capacity(), "its bound is unchanged: none")
 			for range 50 {
 				require.NotEqual(t, "r0", pick(t, r, new(policy.Request)).Decision.Replica.ID)
 			}
@@ -40,17 +40,16 @@ func TestRefusedIsPassedOver(t *testing.T) {
 	}
 }
 
-// One that cannot wait is sent where it may be refused rather than failed, but not past
-// those who wait.
+// A request that cannot wait is sent where it may be refused rather than failed, but not before the waiters.
 func TestRefusedByAll(t *testing.T) {
 	c := newManual()
 	r := connected(t, c.options(Options{}), members(2)...)
 	for _, id := range []string{"r0", "r1"} {
-		pick(t, r, &policy.Request{Pin: id}).Refused(said)
+		pick(t, r, &policy.Request{Pin: id}).Refused(fullReport)
 	}
 	require.Equal(t, "r0", pick(t, r, new(policy.Request)).Decision.Replica.ID)
-	pick(t, r, &policy.Request{Pin: "r0"}).Refused(said) // one is left there
-	pick(t, r, &policy.Request{Pin: "r1"}).Refused(said)
+	pick(t, r, &policy.Request{Pin: "r0"}).Refused(fullReport) // one is left there
+	pick(t, r, &policy.Request{Pin: "r1"}).Refused(fullReport)
 	w := enqueue(t, r, new(policy.Request))
 	require.Equal(t, ErrFull, r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}))
 	require.Equal(t, 1, c.armed())
@@ -58,7 +57,7 @@ func TestRefusedByAll(t *testing.T) {
 	require.Equal(t, "r0", servedBy(t, w))
 }
 
-// Where a booking ends there is room for one.
+// Where a reservation ends there is room for one.
 func TestRefusedThenReleased(t *testing.T) {
 	c := newManual()
 	r := connected(t, c.options(Options{}), members(1)...)
@@ -66,8 +65,8 @@ func TestRefusedThenReleased(t *testing.T) {
 	for range 5 {
 		bs = append(bs, pick(t, r, new(policy.Request)))
 	}
-	bs[4].Refused(said)
-	bs[3].Refused(said) // sent in the same moment
+	bs[4].Refused(fullReport)
+	bs[3].Refused(fullReport) // sent in the same moment
 	w1, w2, w3 := enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request)), enqueue(t, r, new(policy.Request))
 	bs[0].Release()
 	require.Equal(t, "r0", servedBy(t, w1))
@@ -78,12 +77,12 @@ func TestRefusedThenReleased(t *testing.T) {
 	require.True(t, w3.waiting)
 }
 
-// What has gathered does not go there at once when the mark ends: one more, then two,
-// then four, as long as none is refused; and a mark that is set again lasts longer.
+// The waiters do not all go to a replica when its mark ends: one more, then two, then four, as long as none is
+// refused. A mark that is set again lasts longer.
 func TestRefusedLetsMoreThrough(t *testing.T) {
 	c := newManual()
 	r := connected(t, c.options(Options{}), members(1)...)
-	pick(t, r, new(policy.Request)).Refused(said)
+	pick(t, r, new(policy.Request)).Refused(fullReport)
 	var ws []*waiter
 	for range 20 {
 		ws = append(ws, enqueue(t, r, new(policy.Request)))
@@ -102,7 +101,7 @@ func TestRefusedLetsMoreThrough(t *testing.T) {
 	}
 	require.Equal(t, 15, served())
 	for i := 14; i > 8; i-- {
-		ws[i].b.Refused(said)
+		ws[i].b.Refused(fullReport)
 	}
 	require.Equal(t, 9, r.View().ByID("r0").Ongoing())
 	c.advance(firstHold)
@@ -112,7 +111,7 @@ func TestRefusedLetsMoreThrough(t *testing.T) {
 	for i := range ws[:15] {
 		ws[i].b.Release()
 	}
-	require.Equal(t, 20, served(), "who ends makes room")
+	require.Equal(t, 20, served(), "a call that ends makes room")
 	c.advance(time.Hour)
 	require.Zero(t, c.armed())
 	pick(t, r, new(policy.Request))
@@ -124,32 +123,31 @@ func TestRefusedAgainAndAgain(t *testing.T) {
 	r := connected(t, c.options(Options{}), members(1)...)
 	rep := r.View().ByID("r0")
 	for _, want := range []int{25, 50, 100, 200, 400, 500, 500} {
-		pick(t, r, new(policy.Request)).Refused(said)
+		pick(t, r, new(policy.Request)).Refused(fullReport)
 		require.Equal(t, time.Duration(want)*time.Millisecond, liveOf(rep).refusals.until.Sub(c.now))
 		c.advance(liveOf(rep).refusals.hold)
 	}
 	c.advance(mostHold)
-	pick(t, r, new(policy.Request)).Refused(said)
+	pick(t, r, new(policy.Request)).Refused(fullReport)
 	require.Equal(t, firstHold, liveOf(rep).refusals.hold, "half a second without a refusal")
 }
 
-// A refusal harms nobody for longer than its time: not the one that comes back, not
-// who has left.
+// A refusal has no effect after its time: neither on the replica that comes back, nor on one that left.
 func TestRefusedAndTheFleet(t *testing.T) {
 	c := newManual()
 	r := connected(t, c.options(Options{}), members(1)...)
 	b, late := pick(t, r, new(policy.Request)), pick(t, r, new(policy.Request))
-	b.Refused(said)
+	b.Refused(fullReport)
 	r.Fleet.Set([]Member{member("r0", room(7))})
 	require.True(t, r.View().ByID("r0").Full(), "other attributes, the same replica")
 	require.Equal(t, 7, r.View().ByID("r0").Capacity())
 	r.Fleet.Set(nil)
-	late.Refused(said)
+	late.Refused(fullReport)
 	require.Empty(t, departed(r))
 	r.Fleet.Set(members(1))
 	connectAll(r)
 	require.False(t, r.View().ByID("r0").Full())
-	pick(t, r, new(policy.Request)).Refused(said)
+	pick(t, r, new(policy.Request)).Refused(fullReport)
 	enqueue(t, r, new(policy.Request))
 	require.Equal(t, 1, c.armed())
 	require.NoError(t, r.Close())
@@ -170,15 +168,15 @@ func TestRefusedQuick(t *testing.T) {
 			b.Release()
 			continue
 		}
-		require.False(t, refused[rep.ID], "quick picks pass it over too")
+		require.False(t, refused[rep.ID], "quick picks skip it too")
 		refused[rep.ID] = true
-		r.Quick().Refused(rep, said)
+		r.Quick().Refused(rep, fullReport)
 		require.Zero(t, rep.Ongoing())
 	}
 }
 
-// Routers of many clients at one replica that takes ten: whoever gets in, all are
-// served in the end, and the refusals stay few.
+// Routers of many clients share one replica that takes ten: in whichever order, all calls are served in the end,
+// and the refusals stay few.
 func TestManyClientsAtAFullReplica(t *testing.T) {
 	const clients, calls, most = 8, 25, 10
 	c := newManual()
@@ -208,7 +206,7 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 			return
 		}
 		refusals++
-		b.Refused(said)
+		b.Refused(fullReport)
 		NextAttempt(q, b.Decision.Replica)
 		arrive(i, q)
 	}
@@ -240,7 +238,7 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 	t.Logf("%d refusals of %d calls", refusals, clients*calls)
 }
 
-// What is assigned does not wait, and does not take the mark of a replica away.
+// An assigned request does not wait, and does not remove the mark of a replica.
 func TestAssignedToOneThatRefused(t *testing.T) {
 	r := connected(t, Options{MaxOngoing: 5}, members(2)...)
 	pick(t, r, &policy.Request{Pin: "r1"}).Refused(load.Report{Ongoing: -1, QueuedTokens: -1})

@@ -18,7 +18,7 @@ type clock struct{ now time.Time }
 func (c *clock) Now() time.Time          { return c.now }
 func (c *clock) advance(d time.Duration) { c.now = c.now.Add(d) }
 
-func foreignOf(r *Router, id string) [2]int64 {
+func peerLoadOf(r *Router, id string) [2]int64 {
 	ongoing, tokens := r.View().ByID(id).PeerLoad()
 	return [2]int64{int64(ongoing), tokens}
 }
@@ -30,21 +30,21 @@ func TestReport(t *testing.T) {
 	own := pick(t, r, &policy.Request{PromptTokens: 400, Pin: "r0"})
 
 	r.Report("r0", load.Report{Ongoing: 4, QueuedTokens: 1000})
-	require.Equal(t, [2]int64{3, 600}, foreignOf(r, "r0"), "without our own")
+	require.Equal(t, [2]int64{3, 600}, peerLoadOf(r, "r0"), "without the Router's own")
 	require.InDelta(t, 400+600+4*500, v.Load(v.ByID("r0")), 1e-9)
-	require.Equal(t, 1, v.ByID("r0").Ongoing(), "others' requests are not ours to bound")
-	r.Report("nobody", load.Report{Ongoing: 4})
+	require.Equal(t, 1, v.ByID("r0").Ongoing(), "max_ongoing bounds only the Router's own requests")
+	r.Report("unknown", load.Report{Ongoing: 4})
 	r.Report("r0", load.Report{Ongoing: 0, QueuedTokens: 100})
-	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "what it has not heard of yet is no less than nothing")
+	require.Equal(t, [2]int64{0, 0}, peerLoadOf(r, "r0"), "a report without the Router's own calls gives no negative load")
 
 	r.Report("r0", load.Report{Ongoing: 2, QueuedTokens: -1})
-	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"))
+	require.Equal(t, [2]int64{1, 0}, peerLoadOf(r, "r0"))
 	r.Report("r0", load.Report{Ongoing: -1, QueuedTokens: -1})
-	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"), "nothing was said")
+	require.Equal(t, [2]int64{1, 0}, peerLoadOf(r, "r0"), "an empty report changes nothing")
 	own.Release()
 }
 
-// Of a report and a broadcast the later counts; a report for a time only.
+// The later of a report and a broadcast counts; a report only for a time.
 func TestReportsExpire(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
 	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(3)...)
@@ -54,69 +54,69 @@ func TestReportsExpire(t *testing.T) {
 	}
 	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 1, QueuedTokens: 10}})
 	r.Report("r0", load.Report{Ongoing: 5, QueuedTokens: -1})
-	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"), "what is not said is as it was told")
+	require.Equal(t, [2]int64{5, 10}, peerLoadOf(r, "r0"), "a field that is not reported keeps its broadcast value")
 	c.advance(load.ReportTTL / 2)
 	r.Report("r1", load.Report{Ongoing: 6})
 	c.advance(load.ReportTTL/2 - time.Millisecond)
 	look()
-	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"))
+	require.Equal(t, [2]int64{5, 10}, peerLoadOf(r, "r0"))
 	c.advance(time.Millisecond)
-	require.Equal(t, [2]int64{5, 10}, foreignOf(r, "r0"), "only a pick looks at the clock")
+	require.Equal(t, [2]int64{5, 10}, peerLoadOf(r, "r0"), "only a pick looks at the clock")
 	look()
-	require.Equal(t, [2]int64{1, 10}, foreignOf(r, "r0"), "as was told before")
-	require.Equal(t, [2]int64{6, 0}, foreignOf(r, "r1"))
+	require.Equal(t, [2]int64{1, 10}, peerLoadOf(r, "r0"), "the broadcast value again")
+	require.Equal(t, [2]int64{6, 0}, peerLoadOf(r, "r1"))
 
 	r.Report("r0", load.Report{Ongoing: 7})
 	r.Report("r2", load.Report{Ongoing: 8})
 	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 2}, {ID: "r1", Ongoing: 2}})
-	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r0"), "the broadcast is later")
+	require.Equal(t, [2]int64{2, 0}, peerLoadOf(r, "r0"), "the broadcast is later")
 	r.Report("r1", load.Report{Ongoing: 9})
-	require.Equal(t, [2]int64{9, 0}, foreignOf(r, "r1"))
+	require.Equal(t, [2]int64{9, 0}, peerLoadOf(r, "r1"))
 	c.advance(load.ReportTTL - time.Millisecond)
 	r.Report("r1", load.Report{Ongoing: 10})
 	c.advance(time.Millisecond)
 	look()
-	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r0"))
-	require.Equal(t, [2]int64{10, 0}, foreignOf(r, "r1"), "said anew")
-	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r2"))
+	require.Equal(t, [2]int64{2, 0}, peerLoadOf(r, "r0"))
+	require.Equal(t, [2]int64{10, 0}, peerLoadOf(r, "r1"), "reported again")
+	require.Equal(t, [2]int64{0, 0}, peerLoadOf(r, "r2"))
 	c.advance(time.Hour)
 	look()
-	require.Equal(t, [2]int64{2, 0}, foreignOf(r, "r1"))
+	require.Equal(t, [2]int64{2, 0}, peerLoadOf(r, "r1"))
 	require.Zero(t, r.quick.slow.Load()&reporting)
 
 	r.Report("r1", load.Report{Ongoing: 3})
 	r.Fleet.Set(members(1))
 	r.Fleet.Set(members(3))
 	connectAll(r)
-	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r1"), "it left")
+	require.Equal(t, [2]int64{0, 0}, peerLoadOf(r, "r1"), "the replica left")
 	c.advance(time.Hour)
 	look()
 	require.Zero(t, r.quick.slow.Load()&reporting)
 }
 
-// A replica that does not answer counts as the mean of those that do, until their answers expire or one of it comes.
+// A replica that does not answer counts as the mean of those that do, until their answers expire or its own comes.
 func TestReplicaIsAssumed(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
 	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(4)...)
 	look := func() { pick(t, r, new(policy.Request)).Release() }
-	require.False(t, r.Load.Assume("r0"), "nothing is known of the others")
+	require.False(t, r.Load.Assume("r0"), "the others have not answered")
 	r.Load.SetPeers([]load.Peer{{ID: "r0", Ongoing: 1}, {ID: "r3", Ongoing: 100}})
 	require.False(t, r.Load.Assume("r0"))
 	r.Report("r1", load.Report{Ongoing: 2, QueuedTokens: 100})
 	r.Report("r2", load.Report{Ongoing: 6, QueuedTokens: 300})
 	require.True(t, r.Load.Assume("r0"))
-	require.Equal(t, [2]int64{4, 200}, foreignOf(r, "r0"))
+	require.Equal(t, [2]int64{4, 200}, peerLoadOf(r, "r0"))
 	require.False(t, r.Load.Assume("r0"))
-	require.False(t, r.Load.Assume("r1"), "it has answered")
+	require.False(t, r.Load.Assume("r1"), "the replica has answered")
 	require.False(t, r.Load.Assume("r9"))
 	require.True(t, r.Load.Assume(""), "all others")
-	require.Equal(t, [2]int64{4, 200}, foreignOf(r, "r3"))
+	require.Equal(t, [2]int64{4, 200}, peerLoadOf(r, "r3"))
 	require.False(t, r.Load.Assume(""))
 	r.Report("r0", load.Report{Ongoing: 9})
-	require.Equal(t, [2]int64{9, 0}, foreignOf(r, "r0"))
+	require.Equal(t, [2]int64{9, 0}, peerLoadOf(r, "r0"))
 	c.advance(load.ReportTTL)
 	look()
-	require.Equal(t, [2]int64{1, 0}, foreignOf(r, "r0"), "as broadcast")
+	require.Equal(t, [2]int64{1, 0}, peerLoadOf(r, "r0"), "as broadcast")
 	require.False(t, r.Load.Assume("r0"))
 }
 
@@ -129,12 +129,12 @@ func TestReplicaCapacity(t *testing.T) {
 	r.Report("r0", load.Report{Ongoing: 3, KVTokens: 1000})
 	require.Equal(t, map[string]int{"r0": 1000}, sizes)
 	require.Equal(t, 1000, r.View().ByID("r0").KVTokens())
-	require.Equal(t, [2]int64{0, 0}, foreignOf(r, "r0"), "the policy does not look at load")
+	require.Equal(t, [2]int64{0, 0}, peerLoadOf(r, "r0"), "the policy does not look at load")
 	clear(sizes)
 	r.Fleet.SetCapacity("r0", 1000)
 	r.Fleet.SetCapacity("r1", 0)
-	r.Fleet.SetCapacity("nobody", 5)
-	require.Empty(t, sizes, "no news")
+	r.Fleet.SetCapacity("unknown", 5)
+	require.Empty(t, sizes, "no change")
 	r.Fleet.SetCapacity("r0", 2000)
 	require.Equal(t, map[string]int{"r0": 2000}, sizes)
 }
@@ -185,10 +185,10 @@ func TestRanks(t *testing.T) {
 	require.Equal(t, policy.AnyRank, pick(t, r, &policy.Request{Pin: "a"}).Decision.Rank())
 	rank = 2
 	r.Fleet.SetConnected("a", false)
-	require.Equal(t, policy.AnyRank, pick(t, r, &policy.Request{}).Decision.Rank(), "it has one only")
+	require.Equal(t, policy.AnyRank, pick(t, r, &policy.Request{}).Decision.Rank(), "the replica has only one")
 }
 
-// What is remembered of reports is bounded by the fleet, however often they and what others tell overtake each other.
+// What is stored of reports is bounded by the fleet, however often reports and broadcasts overtake each other.
 func TestReportsAreBounded(t *testing.T) {
 	c := &clock{now: time.Unix(100, 0)}
 	r := connected(t, Options{Policy: loading(leastLoaded), Now: c.Now}, members(2)...)
@@ -206,7 +206,7 @@ func TestReportsAreBounded(t *testing.T) {
 	c.advance(time.Hour)
 	pick(t, r, new(policy.Request)).Release()
 	require.Zero(t, r.quick.slow.Load()&reporting)
-	require.Equal(t, [2]int64{999, 0}, foreignOf(r, "r0"), "what others told last")
+	require.Equal(t, [2]int64{999, 0}, peerLoadOf(r, "r0"), "the last broadcast")
 	r.Report("r0", load.Report{Ongoing: 5, QueuedTokens: -1})
 	require.NotZero(t, r.quick.slow.Load()&reporting)
 }

@@ -30,7 +30,7 @@ func TestPickErrors(t *testing.T) {
 		"excludes the connected":   {policy.Request{Exclude: []string{"a", "b"}}, false, ErrNotConnected},
 		"excludes all":             {policy.Request{Exclude: []string{"a", "b", "off"}}, false, ErrNoSuchReplica},
 		"model of a draining one":  {policy.Request{Model: "old"}, false, ErrNoSuchReplica},
-		"model nobody declares":    {policy.Request{Model: "other"}, false, nil},
+		"model of no replica":      {policy.Request{Model: "other"}, false, nil},
 		"model, full":              {policy.Request{Model: "m"}, true, ErrFull},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -54,7 +54,7 @@ func TestPickErrors(t *testing.T) {
 	require.ErrorContains(t, err, "Policy")
 }
 
-func TestBookingLife(t *testing.T) {
+func TestReservationLife(t *testing.T) {
 	r := connected(t, Options{}, member("a", func(m *Member) { m.Weight = 2 }))
 	rep := r.View().ByID("a")
 	var none Reservation
@@ -85,7 +85,7 @@ func TestBookingLife(t *testing.T) {
 	require.NoError(t, r.Reserve(t.Context(), new(policy.Request), b, How{NoWait: true}), "may be used again")
 }
 
-// Absurd lengths do not spill from one counter of the book into the other.
+// Huge lengths do not overflow from one counter of the load into the other.
 func TestHugePrompts(t *testing.T) {
 	matched := 0
 	r := connected(t, Options{Policy: choosing(func(q *policy.Request, v policy.View) policy.Decision {
@@ -117,7 +117,7 @@ func TestLeavesAndComesBack(t *testing.T) {
 	r.Fleet.Set(members(2))
 	require.Empty(t, departed(r))
 	back := r.View().ByID("r1")
-	require.False(t, back.Connected(), "not before the host says so")
+	require.False(t, back.Connected(), "only after the host connects it")
 	r.Fleet.SetConnected("r1", true)
 	require.Equal(t, 1, back.Ongoing())
 	require.Equal(t, ErrFull, r.Reserve(t.Context(), &policy.Request{Pin: "r1"}, new(Reservation), How{NoWait: true}))
@@ -127,7 +127,7 @@ func TestLeavesAndComesBack(t *testing.T) {
 
 	r.Fleet.Set(members(1))
 	w.b.Release()
-	require.Empty(t, departed(r), "forgotten with its last booking")
+	require.Empty(t, departed(r), "removed with its last reservation")
 }
 
 func TestReasons(t *testing.T) {
@@ -175,7 +175,7 @@ func TestSetFleet(t *testing.T) {
 	r.Fleet.Set(members(3))
 	require.Same(t, v, r.View(), "nothing has changed")
 	r.Fleet.SetConnected("r1", true)
-	r.Fleet.SetConnected("nobody", true)
+	r.Fleet.SetConnected("unknown", true)
 	require.Same(t, v, r.View())
 
 	stats := map[string]float64{"queue": 1}
@@ -199,11 +199,11 @@ func TestSetFleet(t *testing.T) {
 	r.Fleet.Set(append(ms[1:3:3], ms[2]))
 	require.Equal(t, any(host), r.View().Replicas()[1].Host())
 	require.Equal(t, 1, r.View().ByID("r2").Index())
-	require.Equal(t, [][2]int{{3, 0}, {0, 1}}, seen, "told of who joins or leaves, once, and of nothing else")
+	require.Equal(t, [][2]int{{3, 0}, {0, 1}}, seen, "observes each replica that joins or leaves, once, and nothing else")
 
 	epoch := r.View().Epoch()
 	r.Fleet.SetConnected("r1", false)
-	require.Equal(t, epoch, r.View().Epoch(), "a connection that blinks is no change of membership")
+	require.Equal(t, epoch, r.View().Epoch(), "a short loss of a connection is no change of membership")
 	require.Len(t, r.View().Connected(), 1)
 }
 

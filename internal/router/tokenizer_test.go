@@ -10,14 +10,14 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// words counts what a Router asks of its Tokenizer: one token a byte.
+// words counts the calls of a Router's Tokenizer: one token a byte.
 type words struct {
-	asked, closed int
+	calls, closed int
 	err           error
 }
 
 func (w *words) Tokenize(_ context.Context, q *policy.Request) ([]uint32, error) {
-	w.asked++
+	w.calls++
 	var tokens []uint32
 	for _, b := range []byte(q.Prompt.Text) {
 		tokens = append(tokens, uint32(b))
@@ -66,30 +66,30 @@ func TestPromptsBecomeTokens(t *testing.T) {
 	var b Reservation
 	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	require.Equal(t, []policy.Prompt{{Tokens: []uint32{'h', 'e', 'l', 'l', 'o'}}}, p.saw)
-	require.Equal(t, 5, q.PromptTokens, "the load booked is the prompt's own")
+	require.Equal(t, 5, q.PromptTokens, "the load reserved is the prompt's own")
 	b.Release()
 
-	// A later attempt, of which the fleet has changed and the prompt is gone.
+	// A later attempt, after a change of the fleet, and without the prompt.
 	DropPrompt(q)
 	NextAttempt(q, b.Decision.Replica)
 	r.Fleet.Set([]Member{{Attributes: policy.Attributes{ID: "a"}}})
 	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
-	require.Equal(t, 1, w.asked)
+	require.Equal(t, 1, w.calls)
 	require.Equal(t, 5, q.PromptTokens)
 
-	// Tokens that are there are used as they are.
+	// Tokens of the request are used unchanged.
 	q = &policy.Request{}
 	q.SetPrompt(policy.Prompt{Tokens: []uint32{7}})
 	require.NoError(t, r.Reserve(context.Background(), q, &b, How{NoWait: true}))
 	b.Release()
-	require.Equal(t, 1, w.asked)
+	require.Equal(t, 1, w.calls)
 	require.NoError(t, r.Close())
 	require.NoError(t, r.Close())
 	require.Equal(t, 1, w.closed)
 }
 
-func TestATokenizerThatFails(t *testing.T) {
+func TestTokenizerThatFails(t *testing.T) {
 	w := &words{err: errors.New("no")}
 	r, p := withWords(t, w, policy.UsesPrompt)
 	q := &policy.Request{}
@@ -102,7 +102,7 @@ func TestATokenizerThatFails(t *testing.T) {
 		r.Fleet.Set([]Member{{Attributes: policy.Attributes{ID: "a"}}})
 	}
 	require.Equal(t, []policy.Prompt{{Text: "hello"}, {Text: "hello"}}, p.saw)
-	require.Equal(t, 1, w.asked, "once for a request")
+	require.Equal(t, 1, w.calls, "once for a request")
 	require.EqualValues(t, 1, r.Counts.TokenizeErrors.Load())
 	require.Zero(t, r.Counts.PrepareErrors.Load())
 
@@ -114,7 +114,7 @@ func TestATokenizerThatFails(t *testing.T) {
 	require.Equal(t, 5, q.PromptTokens)
 }
 
-func TestATokenizerIsNotAskedInVain(t *testing.T) {
+func TestTokenizerIsNotCalledInVain(t *testing.T) {
 	w := &words{}
 	r, _ := withWords(t, w, policy.UsesSession|policy.CallsOut)
 	q := &policy.Request{}
@@ -127,5 +127,5 @@ func TestATokenizerIsNotAskedInVain(t *testing.T) {
 	pinned.SetPrompt(policy.Prompt{Text: "hello"})
 	require.NoError(t, r.Reserve(context.Background(), pinned, &b, How{NoWait: true}))
 	b.Release()
-	require.Zero(t, w.asked)
+	require.Zero(t, w.calls)
 }

@@ -45,7 +45,7 @@ func TestPools(t *testing.T) {
 	require.Equal(t, []string{"zone zone2", "far zone zone2"}, takes(r.View(), new(policy.Request)))
 }
 
-// takes lists who would be taken in each pool.
+// takes lists the replicas that would be taken in each pool.
 func takes(v policy.View, q *policy.Request) (pools []string) {
 	for i := 0; ; i++ {
 		p, ok := v.Pool(q, i)
@@ -69,12 +69,12 @@ func TestLeastLoaded(t *testing.T) {
 	for range 4 {
 		got += pick(t, r, &policy.Request{PromptTokens: 100}).Decision.Replica.ID
 	}
-	require.Equal(t, "abba", got, "ties to the first; a heavier replica carries more; the full are passed over")
+	require.Equal(t, "abba", got, "ties to the first; a heavier replica carries more; full replicas are skipped")
 	require.Nil(t, r.View().LeastLoaded(new(policy.Request)))
 	require.Equal(t, ErrFull, r.Reserve(t.Context(), new(policy.Request), new(Reservation), How{NoWait: true}))
 }
 
-// A load is what is booked over the rate, through all that changes either.
+// A load is the reserved load divided by the rate, through all changes of either.
 func TestLoadThroughChanges(t *testing.T) {
 	heavy := func(m *Member) { m.Weight = 8 }
 	r := connected(t, Options{Policy: choosing(leastLoaded)}, member("a"), member("b"))
