@@ -59,7 +59,7 @@ func sessionsOn(t *testing.T, cc *grpc.ClientConn, replica string, n int) (ids [
 	return ids
 }
 
-// Children go where the session goes that they come from, wherever their own ids would send them.
+// A forked session goes to the replica of its parent, whatever replica its own id hashes to.
 func TestForkedSessions(t *testing.T) {
 	cc, _ := agentFleet(t)
 	here, there := sessionsOn(t, cc, "a", 1)[0], sessionsOn(t, cc, "b", 3)
@@ -77,7 +77,7 @@ func TestForkedSessions(t *testing.T) {
 	}
 }
 
-// While a replica drains it keeps its sessions, until they end.
+// A draining replica keeps its sessions until they end.
 func TestSessionEnds(t *testing.T) {
 	cc, drain := agentFleet(t)
 	ids := sessionsOn(t, cc, "a", 3)
@@ -100,7 +100,7 @@ func TestSessionEnds(t *testing.T) {
 	drain(false)
 }
 
-// The headers of agents are sessions, and children go where their parents go.
+// The agent headers carry sessions, and a child session goes to the replica of its parent.
 func TestAgentHeaders(t *testing.T) {
 	cc, _ := agentFleet(t)
 	a, b := sessionsOn(t, cc, "a", 1)[0], sessionsOn(t, cc, "b", 1)[0]
@@ -125,7 +125,7 @@ func TestAgentHeaders(t *testing.T) {
 	}
 }
 
-// A session is used, forked and ended at the same time, and nothing holds one that is not used any more.
+// A session can be used, forked and ended concurrently. Nothing keeps a session that is no longer in use.
 func TestSessionsAtTheSameTime(t *testing.T) {
 	cc, _ := agentFleet(t)
 	s := client.NewSession("s")
@@ -152,7 +152,7 @@ func TestSessionsAtTheSameTime(t *testing.T) {
 	})
 }
 
-// The caller's level is in the engine's own field as the servicer gets it, whichever attempt it is.
+// Every attempt carries the caller's priority in the engine's own field.
 func TestPriorityInTheMessage(t *testing.T) {
 	r := startLegReplica(t, "r")
 	cc := dial(t, "warmpath:///"+r.addr, roundRobin())

@@ -19,7 +19,7 @@ import (
 
 var updateAPI = flag.Bool("update-api", false, "write testdata/api.txt anew")
 
-// The exported API is that of testdata/api.txt, which changes on purpose only: go test ./tests -run TestAPI -update-api.
+// The exported API equals testdata/api.txt. To change it on purpose run: go test ./tests -run TestAPI -update-api.
 func TestAPI(t *testing.T) {
 	var b bytes.Buffer
 	for _, dir := range publicDirs(t) {

@@ -20,8 +20,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// answering makes a replica answer every call with a function's error, streams
-// after headers if early.
+// answering makes a replica answer every call with the error of a function. If early is set, streams send headers
+// first.
 func answering(early bool, f func() error) *replica {
 	return &replica{
 		unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
@@ -91,7 +91,7 @@ func TestAttempts(t *testing.T) {
 				cc := dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`)))
 				stub := testpb.NewTestServiceClient(cc)
 				connectedExcept(t, cc, rs)
-				// A session whose replicas before the good one are all of the others.
+				// A session for which the good replica is last in the order.
 				ctx := client.WithSession(deadline(t), sessionEndingAt(t, rs, good.addr))
 				failed.Store(0)
 				var d client.Decision
@@ -127,7 +127,7 @@ func connectedExcept(t *testing.T, cc *grpc.ClientConn, rs []*replica) {
 	}
 }
 
-// sessionEndingAt finds a session for which the ring comes to a replica last.
+// sessionEndingAt finds a session for which a replica is the last on the ring.
 func sessionEndingAt(t *testing.T, rs []*replica, last string) string {
 	t.Helper()
 	for i := range 10000 {
@@ -140,8 +140,8 @@ func sessionEndingAt(t *testing.T, rs []*replica, last string) string {
 	return ""
 }
 
-// Issue 12.3: RESOURCE_EXHAUSTED without warmpath's trailer may be a tenant's quota: one other replica is tried, and
-// none where there is no other, however long the deadline is.
+// Issue 12.3: RESOURCE_EXHAUSTED without warmpath's trailer may be a tenant's quota. The call is tried on one other
+// replica. If there is no other, it fails at once, however long the deadline is.
 func TestPlainRejectionIsTriedOnOneOther(t *testing.T) {
 	for n, want := range map[int]int64{1: 1, 5: 2} {
 		kinds(t, func(t *testing.T, kind string) {
@@ -172,7 +172,7 @@ func TestPlainRejectionIsTriedOnOneOther(t *testing.T) {
 	}
 }
 
-// A request that was sent and then got UNAVAILABLE is sent once more, in all.
+// A request that was sent and then got UNAVAILABLE is sent at most twice in all.
 func TestSentTwiceAtMost(t *testing.T) {
 	var failed atomic.Int64
 	rs := make([]*replica, 4)
@@ -203,7 +203,7 @@ func TestNeverAfterTheFirstMessage(t *testing.T) {
 	require.EqualValues(t, 1, calls.Load())
 }
 
-// Once the application has looked at the headers it has seen this replica.
+// After the application has read the headers, the call is not retried.
 func TestNeverAfterHeader(t *testing.T) {
 	var calls atomic.Int64
 	release := make(chan struct{})
@@ -222,7 +222,7 @@ func TestNeverAfterHeader(t *testing.T) {
 	require.EqualValues(t, 1, calls.Load())
 }
 
-// Where the service config has a retryPolicy, gRPC retries and we stand back.
+// If the service config has a retryPolicy, gRPC retries and warmpath does not.
 func TestRetryPolicyOfTheServiceConfigWins(t *testing.T) {
 	var failed atomic.Int64
 	rs := make([]*replica, 5)
@@ -239,8 +239,7 @@ func TestRetryPolicyOfTheServiceConfigWins(t *testing.T) {
 	require.EqualValues(t, 4, failed.Load())
 }
 
-// A prompt longer than gRPC's replay buffer is carried by transparent retries
-// and by ours.
+// Transparent retries and warmpath's retries resend a prompt longer than gRPC's replay buffer.
 func TestLongPromptsAreRetried(t *testing.T) {
 	var first atomic.Bool
 	rs := make([]*replica, 2)
@@ -271,8 +270,7 @@ func TestRejectionTrailerGoesToAnother(t *testing.T) {
 	}
 }
 
-// Full replicas make calls wait, first come first served, and never exceed
-// their bound.
+// Full replicas make calls wait in FIFO order, and never exceed their bound.
 func TestQueueKeepsTheBound(t *testing.T) {
 	var now, most atomic.Int64
 	slow := func() *replica {
@@ -337,7 +335,7 @@ func TestQueueEndsWithTheContextAndIsBounded(t *testing.T) {
 	require.Zero(t, m.ongoing(t))
 }
 
-// The attempts that gRPC's own retry policy makes prefer replicas not tried yet.
+// The attempts of gRPC's own retry policy prefer replicas not tried yet.
 func TestRetriesOfGRPCGoToOthers(t *testing.T) {
 	var failing atomic.Bool
 	bad := start(t, answering(false, func() error {

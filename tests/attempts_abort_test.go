@@ -41,7 +41,7 @@ func generation(id string) *enginepb.GenerateRequest {
 	}
 }
 
-// An engine that does not notice that a call was cancelled is told, and frees what it held.
+// When a call is cancelled and the engine does not notice, the client calls Abort and the engine frees what it held.
 func TestAbortFreesTheEngine(t *testing.T) {
 	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
 		t.Run(policy, func(t *testing.T) {
@@ -63,12 +63,12 @@ func TestAbortFreesTheEngine(t *testing.T) {
 			eventually(t, "it was counted", func() bool {
 				return m.sum(t, "warmpath.aborts", telemetry.KeyReason.String(telemetry.CallDone)) == 1
 			})
-			eventually(t, "nothing is booked", func() bool { return m.ongoing(t) == 0 })
+			eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
 		})
 	}
 }
 
-// A call that ends by itself is not aborted, nor one whose id nobody knows.
+// A call that ends by itself is not aborted, nor is a call without a request id.
 func TestNoAbortWithoutNeed(t *testing.T) {
 	s := startEngine(t, grpcserver.Config{Virtual: true})
 	m := newMeter(t)
@@ -116,15 +116,15 @@ func (rawBytes) Unmarshal(b mem.BufferSlice, v any) error {
 }
 func (rawBytes) Name() string { return "proto" }
 
-// heard is what a server that takes everything was told by methods named Abort.
-type heard struct {
+// abortRecorder records the requests that a server gets on methods named Abort.
+type abortRecorder struct {
 	mu     sync.Mutex
 	method string
 	id     string
 	auth   []string
 }
 
-func (h *heard) serve(t *testing.T) (addr string, entered chan struct{}) {
+func (h *abortRecorder) serve(t *testing.T) (addr string, entered chan struct{}) {
 	l := listenLoopback(t)
 	entered = make(chan struct{}, 1)
 	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
@@ -159,7 +159,7 @@ func TestAbortOfEveryDialect(t *testing.T) {
 		require.Equal(t, dialect.Path("1"), d.RequestID, "the message below has it there")
 		for _, method := range d.Methods {
 			t.Run(method, func(t *testing.T) {
-				var h heard
+				var h abortRecorder
 				addr, entered := h.serve(t)
 				cc := dial(t, "warmpath:///"+addr, client.WithConfig(`{}`))
 				message := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "the id")
@@ -173,7 +173,7 @@ func TestAbortOfEveryDialect(t *testing.T) {
 				<-entered
 				cancel()
 				require.Equal(t, codes.Canceled, status.Code(<-done))
-				eventually(t, "the engine was told", func() bool {
+				eventually(t, "the engine gets the abort", func() bool {
 					h.mu.Lock()
 					defer h.mu.Unlock()
 					return h.method != ""
@@ -186,7 +186,7 @@ func TestAbortOfEveryDialect(t *testing.T) {
 	}
 }
 
-// A channel that is closed leaves no Abort behind, though the engine does not answer it.
+// A closed channel leaves no Abort call behind, even if the engine does not answer it.
 func TestCloseEndsAborts(t *testing.T) {
 	l := listenLoopback(t)
 	called, aborting := make(chan struct{}, 1), make(chan struct{}, 1)

@@ -31,7 +31,7 @@ func startRefusing(t *testing.T) *replica {
 	}})
 }
 
-// Issue 12.3: calls that wait for their backoff after a refusal are in the queue, and its bound holds for them.
+// Issue 12.3: calls in backoff after a refusal are in the queue and count towards its bound.
 func TestRefusedCallsWaitInTheQueue(t *testing.T) {
 	m := newMeter(t)
 	r := startRefusing(t)
@@ -57,7 +57,7 @@ func TestRefusedCallsWaitInTheQueue(t *testing.T) {
 	require.Zero(t, m.ongoing(t))
 }
 
-// Issue 12.12: while a call waits for another attempt, the methods of its stream that wait for nothing return at once.
+// Issue 12.12: while a call waits for another attempt, the non-blocking methods of its stream return at once.
 func TestNothingBlocksWhileACallWaits(t *testing.T) {
 	m := newMeter(t)
 	r := startRefusing(t)
@@ -81,7 +81,7 @@ func TestNothingBlocksWhileACallWaits(t *testing.T) {
 	require.NoError(t, <-header)
 }
 
-// Issue 12.13: a status is a replica's, whatever its message is.
+// Issue 12.13: the message of a status does not decide whether the status is the replica's.
 func TestCausesDoNotDependOnMessages(t *testing.T) {
 	for _, text := range []string{"stream terminated by RST_STREAM with error code: INTERNAL_ERROR", "error reading from server: EOF"} {
 		kinds(t, func(t *testing.T, kind string) {
@@ -113,7 +113,8 @@ func TestCausesDoNotDependOnMessages(t *testing.T) {
 	})
 }
 
-// Issue 12.14: a replica whose timer is a little ahead resets the stream at the deadline: that is the deadline's.
+// Issue 12.14: a replica whose timer is slightly ahead resets the stream at the deadline. The call ends with
+// DEADLINE_EXCEEDED.
 func TestResetAtTheDeadlineIsFinal(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		var end atomic.Pointer[time.Time]
@@ -149,7 +150,7 @@ func TestMethodTimeoutBoundsTheQueue(t *testing.T) {
 		r, m := start(t, &replica{}), newMeter(t)
 		cc := dial(t, target(r), timed("0.1s", `"max_ongoing_requests":1`), m.option)
 		connected(t, cc, []*replica{r})
-		holder, err := testpb.NewTestServiceClient(cc).FullDuplexCall(deadline(t)) // takes the room
+		holder, err := testpb.NewTestServiceClient(cc).FullDuplexCall(deadline(t)) // occupies the room
 		require.NoError(t, err)
 		defer runtime.KeepAlive(holder) // a stream that is dropped gives its room back
 		ctx := deadline(t)
@@ -170,7 +171,7 @@ func TestMethodTimeoutBoundsTheQueue(t *testing.T) {
 	})
 }
 
-// Issue 12.30: and all attempts together: each gets what is left.
+// Issue 12.30: the timeout bounds all attempts together. Each attempt gets the remaining time.
 func TestMethodTimeoutBoundsAllAttempts(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		var armed atomic.Bool
@@ -210,9 +211,9 @@ func (a *attemptEnds) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.C
 	return ctx
 }
 
-// Issue 12.31: streams that are never tried again do not keep what they have sent.
+// Issue 12.31: streams that are never retried do not keep the messages that they sent.
 func TestClientStreamsKeepNoLongBuffer(t *testing.T) {
-	const messages, size = 40, 1 << 20 // less than the buffer of calls that are tried again
+	const messages, size = 40, 1 << 20 // less than the buffer of calls that are retried
 	received, end := make(chan struct{}, messages), make(chan struct{})
 	r := start(t, &replica{duplex: func(s grpc.BidiStreamingServer[testpb.StreamingOutputCallRequest, testpb.StreamingOutputCallResponse]) error {
 		for range messages {
@@ -247,10 +248,10 @@ func TestClientStreamsKeepNoLongBuffer(t *testing.T) {
 	_, _ = s.Recv()
 }
 
-// Issue 12.36: Header before Recv, as grpc-gateway calls it, does not end the retries while no header has come.
+// Issue 12.36: a call of Header before Recv, as in grpc-gateway, does not end the retries before a header arrives.
 func TestHeaderBeforeRecvIsRetried(t *testing.T) {
 	for _, broken := range []bool{false, true} {
-		f := newFaulty(t, map[bool]fault{false: says("14"), true: crash}[broken], 1)
+		f := newFaulty(t, map[bool]fault{false: endsWith("14"), true: crash}[broken], 1)
 		good := f.good.calls.Load()
 		s, err := testpb.NewTestServiceClient(f.cc).StreamingOutputCall(client.WithSession(deadline(t), f.session), prompt("a"))
 		require.NoError(t, err)
@@ -262,8 +263,8 @@ func TestHeaderBeforeRecvIsRetried(t *testing.T) {
 		require.EqualValues(t, 1, f.got())
 		require.EqualValues(t, 1, f.good.calls.Load()-good)
 	}
-	// Where no attempt is left, Header returns nothing and Recv the status.
-	f := newFaulty(t, says("14"), 2)
+	// When no attempt is left, Header returns nothing and Recv returns the status.
+	f := newFaulty(t, endsWith("14"), 2)
 	s, err := testpb.NewTestServiceClient(f.cc).StreamingOutputCall(client.WithSession(deadline(t), f.session), prompt("a"))
 	require.NoError(t, err)
 	md, err := s.Header()
@@ -300,7 +301,7 @@ func TestOnFinishAfterSendMsgFailed(t *testing.T) {
 	}
 }
 
-// Issue 12.39: a call whose context ends at once runs OnFinish once; with -race this is also about the rest.
+// Issue 12.39: a call whose context ends at once runs OnFinish once. The race detector checks the rest.
 func TestOnFinishOfEndedContexts(t *testing.T) {
 	cc := dial(t, target(start(t, &replica{})), roundRobin())
 	for range 50 {
@@ -315,7 +316,7 @@ func TestOnFinishOfEndedContexts(t *testing.T) {
 	}
 }
 
-// Issue 12.51: where an interceptor inside ours makes retries, ours add none to them.
+// Issue 12.51: if an interceptor inside warmpath's makes retries, warmpath's retries do not multiply them.
 func TestRetriesInsideAreNotMultiplied(t *testing.T) {
 	const tries = 3
 	unary := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) (err error) {
@@ -326,7 +327,7 @@ func TestRetriesInsideAreNotMultiplied(t *testing.T) {
 		}
 		return err
 	}
-	for name, how := range map[string]fault{"status": says("14"), "connection": crash} {
+	for name, how := range map[string]fault{"status": endsWith("14"), "connection": crash} {
 		t.Run(name, func(t *testing.T) {
 			rs := []*breaker{startBreaker(t, how), startBreaker(t, how), startBreaker(t, how), startBreaker(t, how)}
 			f := &faulty{breakers: rs, meter: newMeter(t)}

@@ -70,7 +70,7 @@ func startFrames(t *testing.T, code codes.Code) (addr string, calls, foreign *at
 // body is long enough for a pooled buffer.
 func body(id string) []byte { return bytes.Repeat([]byte(id), 2000) }
 
-// Issue 12.28: a message that a codec passes through is sent by every attempt, and no other call's bytes are.
+// Issue 12.28: every attempt sends a message that a codec passes through, and never the bytes of another call.
 func TestPassedThroughMessagesAreRetried(t *testing.T) {
 	bad, badCalls, badForeign := startFrames(t, codes.Unavailable)
 	one, oneCalls, oneForeign := startFrames(t, codes.OK)

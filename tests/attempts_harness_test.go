@@ -12,8 +12,8 @@ import (
 	"golang.org/x/net/http2/hpack"
 )
 
-// A breaker is a server of bare HTTP/2 frames that breaks its streams in the way that a
-// test wants, once it is armed. Before, it answers every request with UNIMPLEMENTED.
+// A breaker is a server of bare HTTP/2 frames. Once armed, it breaks its streams as the test specifies. Before, it
+// answers every request with UNIMPLEMENTED.
 type breaker struct {
 	replica // for its address
 	armed   atomic.Bool
@@ -34,8 +34,8 @@ func reset(code http2.ErrCode) fault {
 // crash closes the connection as a process that dies does.
 func crash(*http2.Framer, uint32) bool { return false }
 
-// says ends the stream with a status.
-func says(code string) fault {
+// endsWith ends the stream with a status.
+func endsWith(code string) fault {
 	return func(f *http2.Framer, stream uint32) bool {
 		var b bytes.Buffer
 		enc := hpack.NewEncoder(&b)
@@ -62,7 +62,7 @@ func startBreaker(t testing.TB, how fault) *breaker {
 			conns.Store(c, nil)
 			wg.Go(func() {
 				defer c.Close()
-				b.talk(c)
+				b.serve(c)
 			})
 		}
 	})
@@ -74,8 +74,8 @@ func startBreaker(t testing.TB, how fault) *breaker {
 	return b
 }
 
-// talk is one connection.
-func (b *breaker) talk(c net.Conn) {
+// serve serves one connection.
+func (b *breaker) serve(c net.Conn) {
 	preface := make([]byte, len(http2.ClientPreface))
 	if _, err := io.ReadFull(c, preface); err != nil {
 		return
@@ -102,7 +102,7 @@ func (b *breaker) talk(c net.Conn) {
 			if !fr.StreamEnded() {
 				continue
 			}
-			how := says("12")
+			how := endsWith("12")
 			if b.armed.Load() {
 				how = b.how
 				b.got.Add(1)

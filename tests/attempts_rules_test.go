@@ -96,8 +96,8 @@ func kinds(t *testing.T, run func(t *testing.T, kind string)) {
 	}
 }
 
-// Whatever code gRPC makes of it, a stream that is reset before its first message is tried
-// once more, and no more.
+// A stream that is reset before its first message is tried exactly once more, whatever status gRPC derives from the
+// reset.
 func TestResetIsTriedOnceMore(t *testing.T) {
 	for _, reason := range []http2.ErrCode{http2.ErrCodeInternal, http2.ErrCodeCancel, http2.ErrCodeProtocol, http2.ErrCodeEnhanceYourCalm} {
 		t.Run(reason.String(), func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestResetIsTriedOnceMore(t *testing.T) {
 	}
 }
 
-// What a replica says that it did not process was never sent.
+// A stream that the replica refused without processing counts as never sent.
 func TestRefusedStreamsGoOn(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		f := newFaulty(t, reset(http2.ErrCodeRefusedStream), 2)
@@ -131,7 +131,7 @@ func TestRefusedStreamsGoOn(t *testing.T) {
 	})
 }
 
-// Issue 12.27: the wait before the second retry is the one of the config.
+// Issue 12.27: the config sets the wait before the second retry.
 func TestBackoffIsConfigured(t *testing.T) {
 	for initial, enough := range map[string]func(r *replica, queued int64) bool{
 		"1ms": func(r *replica, _ int64) bool { return r.calls.Load() > 3 },
@@ -152,11 +152,11 @@ func TestBackoffIsConfigured(t *testing.T) {
 	}
 }
 
-// A status is the replica's last word, whatever it reads like, unless it is UNAVAILABLE.
+// Every status other than UNAVAILABLE is final, whatever its message is.
 func TestOtherStatusesAreFinal(t *testing.T) {
 	for number, code := range map[string]codes.Code{"1": codes.Canceled, "2": codes.Unknown, "4": codes.DeadlineExceeded, "10": codes.Aborted, "13": codes.Internal, "15": codes.DataLoss} {
 		kinds(t, func(t *testing.T, kind string) {
-			f := newFaulty(t, says(number), 1)
+			f := newFaulty(t, endsWith(number), 1)
 			_, err := f.call(t, kind, "a")
 			require.Equal(t, code, status.Code(err))
 			require.EqualValues(t, 1, f.got())
@@ -165,7 +165,7 @@ func TestOtherStatusesAreFinal(t *testing.T) {
 	}
 }
 
-// A prompt under which two replicas went away is not sent to a third; other prompts are.
+// A prompt under which two replicas crashed is not sent to a third. Other prompts are.
 func TestQuarantine(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		f := newFaulty(t, crash, 2)
@@ -192,15 +192,15 @@ func TestQuarantine(t *testing.T) {
 	})
 }
 
-// callOther calls the good replica with an innocent prompt.
+// callOther calls the good replica with another prompt.
 func (f *faulty) callOther(t *testing.T, kind string) (d client.Decision, err error) {
 	ctx := client.WithDecision(client.WithPin(deadline(t), f.good.addr), &d)
 	return d, f.callWith(ctx, kind, "innocent")
 }
 
-// An engine that answers UNAVAILABLE, or resets the stream, is not killed.
-func TestInnocentPromptsAreNotQuarantined(t *testing.T) {
-	for name, how := range map[string]fault{"UNAVAILABLE": says("14"), "reset": reset(http2.ErrCodeInternal)} {
+// A prompt that an engine answers with UNAVAILABLE, or whose stream it resets, is not quarantined.
+func TestPromptsWithoutCrashAreNotQuarantined(t *testing.T) {
+	for name, how := range map[string]fault{"UNAVAILABLE": endsWith("14"), "reset": reset(http2.ErrCodeInternal)} {
 		t.Run(name, func(t *testing.T) {
 			kinds(t, func(t *testing.T, kind string) {
 				f := newFaulty(t, how, 2)
@@ -215,8 +215,8 @@ func TestInnocentPromptsAreNotQuarantined(t *testing.T) {
 	}
 }
 
-// Whom a replica answers has killed nobody: a restart of the whole fleet condemns no prompt.
-func TestAnsweredPromptsAreAcquitted(t *testing.T) {
+// A prompt that a replica has answered is not quarantined when the whole fleet restarts.
+func TestAnsweredPromptsAreNotQuarantined(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		f := newFaulty(t, crash, 1)
 		for i := range 4 { // each time another replica would count; here it is the same one
@@ -233,7 +233,7 @@ func TestAnsweredPromptsAreAcquitted(t *testing.T) {
 		require.Error(t, one(a))
 		require.NoError(t, two.callWith(client.WithPin(deadline(t), two.good.addr), kind, "a"))
 		require.Error(t, one(b))
-		require.NoError(t, two.callWith(client.WithPin(deadline(t), two.good.addr), kind, "a"), "one strike since it was answered")
+		require.NoError(t, two.callWith(client.WithPin(deadline(t), two.good.addr), kind, "a"), "one failure since it was answered")
 	})
 }
 
@@ -245,10 +245,10 @@ func TestQuarantineCanBeOff(t *testing.T) {
 	require.NoError(t, f.callWith(client.WithPin(deadline(t), f.good.addr), "unary", "a"))
 }
 
-// A sick fleet gets no more than its share of retries, and the calls say so.
+// A failing fleet gets no more than the budget of retries. The errors of calls over the budget name the budget.
 func TestRetryBudget(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		f := newFaulty(t, says("14"), 2, `"retry_ratio":0.2`)
+		f := newFaulty(t, endsWith("14"), 2, `"retry_ratio":0.2`)
 		before, began := f.got(), time.Now()
 		const calls = 400
 		over := int64(0)
@@ -262,7 +262,7 @@ func TestRetryBudget(t *testing.T) {
 			}
 		}
 		retried := f.got() - before - calls
-		require.Equal(t, calls-over, retried, "every call was sent again, or says why not")
+		require.Equal(t, calls-over, retried, "every call was sent again, or its error names the reason")
 		require.Positive(t, retried)
 		windows := int64(time.Since(began)/(10*time.Second)) + 1
 		require.LessOrEqual(t, retried, int64(0.2*(calls+50))+100*windows, "50 for the calls that made the connections, 10 a second")
@@ -271,10 +271,10 @@ func TestRetryBudget(t *testing.T) {
 	})
 }
 
-// Where nobody may serve a call there is nothing to try again.
-func TestNobodyMayServe(t *testing.T) {
+// A call that no replica may serve is not retried.
+func TestNoEligibleReplica(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		f := newFaulty(t, says("14"), 0)
+		f := newFaulty(t, endsWith("14"), 0)
 		err := f.callWith(client.WithPin(deadline(t), "nobody"), kind, "a")
 		require.Equal(t, codes.Unavailable, status.Code(err))
 		require.ErrorContains(t, err, `no replica of the fleet may serve the request: it is pinned to "nobody", which is not in the fleet`)
@@ -282,9 +282,9 @@ func TestNobodyMayServe(t *testing.T) {
 	})
 }
 
-// Issue 12.3: a plain RESOURCE_EXHAUSTED needs a budget for another attempt.
+// Issue 12.3: another attempt after a plain RESOURCE_EXHAUSTED counts towards the retry budget.
 func TestPlainRejectionsAreInTheBudget(t *testing.T) {
-	f := newFaulty(t, says("8"), 1, `"retry_ratio":0.001`)
+	f := newFaulty(t, endsWith("8"), 1, `"retry_ratio":0.001`)
 	var calls, got int64
 	var err error
 	eventually(t, "the floor is used up", func() bool {

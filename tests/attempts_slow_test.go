@@ -34,8 +34,8 @@ func TestFirstTokenTimeout(t *testing.T) {
 		g := startGates(t, 3, 5, `"first_token_timeout":"1ms"`)
 		done := g.call(t, kind)
 		<-g.all[1].entered
-		g.nobodyWaitsAt(t, g.all[0])
-		eventually(t, "and its booking released", func() bool { return g.ongoing(t) == 1 })
+		g.noneWaitAt(t, g.all[0])
+		eventually(t, "its reservation is released", func() bool { return g.ongoing(t) == 1 })
 		close(g.all[1].open)
 		r := <-done
 		require.NoError(t, r.err)
@@ -48,14 +48,14 @@ func TestFirstTokenTimeout(t *testing.T) {
 	})
 }
 
-// A call whose first message was late has been sent twice: whatever the second attempt returns is final.
+// A call whose first message was late is sent twice at most: the result of the second attempt is final.
 func TestSlowCallsAreSentTwiceAtMost(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		g := startGates(t, 3, 1, `"first_token_timeout":"1ms"`, `"quarantine_ttl":"off"`)
 		done := g.call(t, kind)
 		<-g.all[1].entered
 		for _, x := range g.all[:2] {
-			x.server.Stop() // breaks whatever is under way there
+			x.server.Stop() // breaks all streams under way there
 		}
 		r := <-done
 		require.Equal(t, codes.Unavailable, status.Code(r.err), "%v", r.err)
@@ -69,11 +69,11 @@ func TestSlowCallsStayWhereNoOtherHasRoom(t *testing.T) {
 		g := startGates(t, 1, 2, `"first_token_timeout":"1ms"`)
 		done := g.call(t, kind)
 		<-g.all[0].entered
-		// Another that goes the same way, and is over when this one's time has long passed.
+		// Another call takes the same path, and ends long after the timeout of the first call.
 		other := g.call(t, kind)
 		<-g.all[0].entered
 		close(g.all[0].open)
-		for _, c := range []<-chan told{done, other} {
+		for _, c := range []<-chan result{done, other} {
 			r := <-c
 			require.NoError(t, r.err)
 			require.Equal(t, g.messages(kind, g.all[0]), r.from)
@@ -84,12 +84,12 @@ func TestSlowCallsStayWhereNoOtherHasRoom(t *testing.T) {
 	})
 }
 
-// A call that found no other replica with room moves when there is some.
+// A slow call that found no other replica with room moves once one has room.
 func TestSlowCallsMoveWhenThereIsRoom(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		g := startGates(t, 2, 2, `"first_token_timeout":"1ms"`, `"max_ongoing_requests":1`)
 		other := make(chan error, 1)
-		go func() { // to the second, and it stays there
+		go func() { // the second replica, where it stays
 			_, err := testpb.NewTestServiceClient(g.cc).UnaryCall(client.WithPin(deadline(t), g.all[1].addr), simple("b"))
 			other <- err
 		}()
@@ -105,13 +105,13 @@ func TestSlowCallsMoveWhenThereIsRoom(t *testing.T) {
 	})
 }
 
-// Without a budget a slow call stays where it is.
+// Without a retry budget a slow call stays on its replica.
 func TestTimeoutsAreInTheBudget(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
 		g := startGates(t, 2, 1, `"first_token_timeout":"1ms"`, `"retry_ratio":0.001`, `"ejection":{"failures":"off"}`)
 		close(g.all[1].open)
-		stays := make(chan told)
-		go func() { // one after the other moves, until the budget refuses
+		stays := make(chan result)
+		go func() { // one after the other moves, until the budget is used up
 			for {
 				if r := <-g.call(t, kind); r.err != nil || r.decision.Replica == g.all[0].addr {
 					stays <- r
@@ -130,7 +130,7 @@ func TestTimeoutsAreInTheBudget(t *testing.T) {
 	})
 }
 
-// Once the application has looked at a replica's headers it stays with it.
+// Once the application has read a replica's headers, the call stays on that replica.
 func TestNoTimeoutAfterHeader(t *testing.T) {
 	g := startGates(t, 2, 3, `"first_token_timeout":"1ms"`)
 	for _, x := range g.all {
@@ -152,7 +152,7 @@ func TestNoTimeoutAfterHeader(t *testing.T) {
 	require.Equal(t, 3, <-got)
 }
 
-// The engine of the attempt that was late is told to abort it.
+// The client aborts the late attempt at its engine.
 func TestTimeoutAbortsTheLateAttempt(t *testing.T) {
 	slow := startEngine(t, grpcserver.Config{Speed: 1e-6, IgnoreCancel: true}) // nothing comes
 	quick := startEngine(t, grpcserver.Config{Virtual: true, IgnoreCancel: true})
@@ -182,7 +182,7 @@ func TestTimeoutAbortsTheLateAttempt(t *testing.T) {
 	})
 }
 
-// Whatever happens to calls whose first message is late, nothing stays booked.
+// Random calls with late first messages leave no reservation.
 func TestRandomSlowLives(t *testing.T) {
 	m := newMeter(t)
 	rs := make([]*replica, 4)
@@ -193,7 +193,7 @@ func TestRandomSlowLives(t *testing.T) {
 	stub := testpb.NewTestServiceClient(cc)
 	ctx, stop := context.WithCancel(deadline(t))
 	var collector, wg sync.WaitGroup
-	collector.Go(func() { // streams abandoned without a deadline hold their room until they are collected
+	collector.Go(func() { // streams abandoned without a deadline keep their reservation until they are collected
 		for ctx.Err() == nil {
 			runtime.GC()
 			runtime.Gosched()
@@ -209,13 +209,13 @@ func TestRandomSlowLives(t *testing.T) {
 	wg.Wait()
 	stop()
 	collector.Wait()
-	eventually(t, "nothing is booked", func() bool {
+	eventually(t, "nothing is reserved", func() bool {
 		runtime.GC()
 		return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0
 	})
 }
 
-// randomReplica answers at once, late or badly.
+// randomReplica answers at once, answers late, or fails.
 func randomReplica(t *testing.T) *replica {
 	behave := func(ctx context.Context) error {
 		switch rand.IntN(8) {

@@ -22,7 +22,7 @@ func where(t testing.TB, ctx context.Context, cc *grpc.ClientConn, text string) 
 	return reply.Username
 }
 
-// settled waits until a channel without our interceptors has met every replica.
+// settled waits until a channel without warmpath's interceptors is connected to every replica.
 func settled(t testing.TB, cc *grpc.ClientConn, rs []*replica) {
 	t.Helper()
 	stub := testpb.NewTestServiceClient(cc)
@@ -39,7 +39,7 @@ func settled(t testing.TB, cc *grpc.ClientConn, rs []*replica) {
 	})
 }
 
-// logged collects what is written by whoever still runs: log lines, or the output of a program.
+// logged collects concurrent output: log lines, or the output of a program.
 type logged struct {
 	mu  sync.Mutex // guards buf
 	buf bytes.Buffer

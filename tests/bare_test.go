@@ -83,8 +83,8 @@ func TestBareFull(t *testing.T) {
 	}
 }
 
-// Calls under way on the old Router, bare ones too, never wait for a picker that
-// does not come when the first call with an interceptor brings a kept Router back.
+// When the first call with an interceptor restores a kept Router, calls under way on the old Router, bare ones too,
+// never wait for a picker that does not come.
 func TestRoutersChangeUnderBarePicks(t *testing.T) {
 	rs := replicas(t, 3)
 	dir := newDirectory("mixed", state("", rs...))

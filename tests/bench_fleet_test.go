@@ -21,8 +21,8 @@ import (
 	"github.com/warmpath/warmpath/internal/fleet"
 )
 
-// wideConn is a channel whose connections are opened and broken by the test, one at a time, as gRPC's serialiser would
-// report them.
+// wideConn is a channel whose connections the test opens and breaks one at a time, in the order in which gRPC's
+// serialiser would report them.
 type wideConn struct {
 	balancer.ClientConn
 	asked chan *wideSubConn // connections that are to be opened
@@ -89,7 +89,7 @@ func (s *wideSubConn) lose() {
 
 func replicaID(i int) string { return fmt.Sprintf("r%05d", i) }
 
-// wideFleet is a channel with a balancer of ours over n replicas, of which none is connected.
+// wideFleet is a channel with a warmpath balancer over n replicas, none of them connected.
 type wideFleet struct {
 	*wideConn
 	lb        balancer.Balancer

@@ -9,8 +9,8 @@ import (
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 )
 
-// BenchmarkHandOver measures what a call in two legs costs beside one that is served whole, at replicas that answer at
-// once. The difference is the hand-over of the client.
+// BenchmarkHandOver compares a call in two legs with a call served whole, at replicas that answer at once. The
+// difference is the cost of the client's hand-over.
 func BenchmarkHandOver(b *testing.B) {
 	for _, legs := range []bool{false, true} {
 		name := map[bool]string{false: "whole", true: "split"}[legs]

@@ -23,8 +23,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
-// The bare pickers of gRPC's own policies and of ours, side by side: the real
-// balancers over connections that are always ready.
+// The benchmarks compare the bare pickers of gRPC's policies and of warmpath's: the real balancers over connections
+// that are always ready.
 
 // fakeConn is a channel whose connections are ready as soon as they are asked for.
 type fakeConn struct {
@@ -160,7 +160,7 @@ func pickAndDone(t testing.TB, p balancer.Picker, info balancer.PickInfo) {
 	}
 }
 
-// Allocations are the one figure of the above that a test may assert.
+// Of the above figures, a test may assert only allocations.
 func TestBarePicksDoNotAllocate(t *testing.T) {
 	if race.Enabled {
 		t.Skip("the race detector allocates")

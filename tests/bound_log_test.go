@@ -26,7 +26,7 @@ func (l *logged) lines(text string) (found []string) {
 	return found
 }
 
-// Issue 12.25: a channel that binds is described in one line, and again only with another config.
+// Issue 12.25: the log describes a bound channel in one line, and again only when the config changes.
 func TestBoundChannelsAreLogged(t *testing.T) {
 	rs := replicas(t, 1)
 	object := `{"policy":{"consistent_hash":{"num_fallback_replicas":1}},"session_keys":["user"],"max_attempts":2}`
@@ -73,7 +73,7 @@ func TestBoundChannelsAreLogged(t *testing.T) {
 	})
 }
 
-// Issue 12.25: where a policy that needs a key finds none, one line of the log has it, and how to get one.
+// Issue 12.25: when a policy that needs a key finds none, one log line reports it and names the remedy.
 func TestMissingKeyIsLoggedOnce(t *testing.T) {
 	for _, policy := range []string{"consistent_hash", "prefix_cache_affinity", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {

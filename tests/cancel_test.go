@@ -22,9 +22,8 @@ import (
 	routerload "github.com/warmpath/warmpath/internal/router/load"
 )
 
-// A hundred thousand requests, all cancelled: some before they came, some while they
-// waited, some in the moment in which they were served, some while they were under way.
-// Nothing is left of them.
+// A hundred thousand requests, all cancelled: before they arrive, while they wait, when they are served, or while
+// they are under way. None of them leaves anything in the router.
 func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 	const callers, each = 16, 2100 // of each policy
 	for _, name := range []string{"power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
@@ -100,9 +99,8 @@ func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 	}
 }
 
-// The same over real connections: after thousands of calls that were cancelled at random
-// moments no booking, queue entry or stream is left, and the channel serves as before.
-// What goroutines there are is checked when all tests have ended.
+// The same over real connections: after thousands of calls that were cancelled at random moments, no reservation,
+// queue entry or stream is left, and the channel still serves. Goroutines are checked when all tests have ended.
 func TestCancelsLeaveNothing(t *testing.T) {
 	const callers, each = 24, 100
 	var streams atomic.Int64
@@ -177,7 +175,7 @@ func TestCancelsLeaveNothing(t *testing.T) {
 	require.Positive(t, whole.Load())
 	t.Logf("%d of %d calls were cut", cut.Load(), callers*each)
 	eventually(t, "no stream is left", func() bool { return streams.Load() == 0 })
-	eventually(t, "no booking is left", func() bool { return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0 })
+	eventually(t, "no reservation is left", func() bool { return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0 })
 	for range 50 {
 		_, err := stub.UnaryCall(deadline(t), simple("after"))
 		require.NoError(t, err)

@@ -30,7 +30,8 @@ func apart(mode string, prefills, decodes []string) string {
 	return text
 }
 
-// A server decides on both legs, and reserves both. The client sends them. At the end nothing is reserved at either.
+// The server decides on both legs and reserves both. The client sends them. At the end no reservation is left at
+// either.
 func TestCentralLegs(t *testing.T) {
 	f := &legFleet{by: map[string]*legReplica{}, m: newMeter(t)}
 	addrs := func(ids ...string) (all []string) {
@@ -62,7 +63,7 @@ func TestCentralLegs(t *testing.T) {
 	require.EqualValues(t, "decode", d.Rule)
 	unreserved()
 
-	var failed atomic.Bool // the decode leg, once: the server names another replica for it alone
+	var failed atomic.Bool // the decode leg, once: the server names another replica for this leg alone
 	for id, r := range f.by {
 		r.instead(func(_ context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
 			if id[0] == 'd' && failed.CompareAndSwap(false, true) {
@@ -83,7 +84,7 @@ func TestCentralLegs(t *testing.T) {
 	unreserved()
 }
 
-// Replicas that refuse what is not split are served in pairs by a server too.
+// A server also serves replicas that refuse unsplit requests in pairs.
 func TestCentralPairOnly(t *testing.T) {
 	for _, mode := range []string{"central", "central_only"} {
 		t.Run(mode, func(t *testing.T) {

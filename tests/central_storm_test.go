@@ -16,13 +16,13 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A crowd is replicas that take two calls each and refuse the others, of whom nobody has said that they are so small.
+// A crowd is a set of replicas that take two calls each and refuse the others. No config states this limit.
 type crowd struct {
 	rs  []*replica
 	end chan struct{}
 
 	mu      sync.Mutex        // guards what follows
-	inside  map[string]string // address of whom has a call, by its name
+	inside  map[string]string // address of the replica that has a call, by the call's name
 	refused int
 	broken  int
 }
@@ -102,9 +102,9 @@ func (c *crowd) ongoing() map[string]int {
 	return all
 }
 
-// After a storm of refusals, failures and other choices of the clients' own the server has booked what they hold, and
-// nothing in the end.
-func TestCentralBooksAfterAStorm(t *testing.T) {
+// After a storm of refusals, failures and the clients' own choices, the server's reservations match the calls under
+// way. At the end it has none.
+func TestCentralReservationsAfterAStorm(t *testing.T) {
 	c := startCrowd(t, 3)
 	at, _ := lookasideWith(t, "", centralised(`{power_of_two_choices: {}}`, c.rs, "retry_ratio: off", "ejection: {failures: 0}"))
 	seen := observe(t, at)
@@ -131,7 +131,7 @@ func TestCentralBooksAfterAStorm(t *testing.T) {
 			cancel()
 		}
 	}
-	eventually(t, "the server has booked what is held", func() bool { return seen.sees(c.ongoing()) })
+	eventually(t, "the server has a reservation for each call under way", func() bool { return seen.sees(c.ongoing()) })
 	require.Len(t, c.ongoing(), 3)
 	close(c.end)
 	calls.Wait()

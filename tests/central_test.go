@@ -108,15 +108,15 @@ func TestCentralDecides(t *testing.T) {
 	require.EqualValues(t, "central", d.Reason)
 }
 
-// A reservation lives as long as its attempt: whole at first, without the prompt after the first message, and gone at
-// the end, however it ends. The client that made it does not report it as its own.
+// A reservation lasts as long as its attempt: in full at first, without the prompt after the first message, and
+// removed at the end, however the attempt ends. The client does not also report it as its own load.
 func TestReservationFollowsTheCall(t *testing.T) {
 	rs := replicas(t, 1)
-	said, end := make(chan string), make(chan error)
+	texts, end := make(chan string), make(chan error)
 	rs[0].stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
 		for {
 			select {
-			case text := <-said:
+			case text := <-texts:
 				if err := s.Send(answer(text)); err != nil {
 					return err
 				}
@@ -154,7 +154,7 @@ func TestReservationFollowsTheCall(t *testing.T) {
 		s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt(strings.Repeat(fmt.Sprint(i), 4000)))
 		require.NoError(t, err)
 		sees(1100)
-		said <- "first"
+		texts <- "first"
 		_, err = s.Recv()
 		require.NoError(t, err)
 		sees(100)
@@ -164,7 +164,7 @@ func TestReservationFollowsTheCall(t *testing.T) {
 	}
 }
 
-// Calls with the same request id, which is the key where there is no session, have reservations of their own.
+// Calls with the same request id, which is the key where there is no session, have separate reservations.
 func TestCentralSameRequestID(t *testing.T) {
 	rs := replicas(t, 3)
 	end := make(chan struct{})
@@ -208,7 +208,7 @@ func TestCentralSameRequestID(t *testing.T) {
 	reserves(0)
 }
 
-// A failed attempt's reservation is given back, and the next one asks for another replica.
+// A failed attempt's reservation is released, and the next attempt asks for another replica.
 func TestCentralRetries(t *testing.T) {
 	rs := replicas(t, 3)
 	deployment := centralised(`{consistent_hash: {}}`, rs)
@@ -284,7 +284,7 @@ func TestAdoptionIsPushed(t *testing.T) {
 	until("the server again", func(all map[string]int) bool { return all["central"] == 100 })
 }
 
-// Where all replicas are full, the call waits in the server's queue, and is served when another client's call ends.
+// If all replicas are full, the call waits in the server's queue, and is served when another client's call ends.
 func TestCentralQueue(t *testing.T) {
 	rs := replicas(t, 1)
 	end := make(chan struct{})
@@ -326,7 +326,7 @@ func TestCentralQueue(t *testing.T) {
 	require.Positive(t, d.Queued)
 }
 
-// What it costs to be told or to ask: one call of a replica on loopback, with a prompt of 8 KB.
+// The cost of a broadcast or a central decision: one call of a replica on loopback, with a prompt of 8 KB.
 func BenchmarkCallOfAMode(b *testing.B) {
 	for _, mode := range []string{"broadcast", "central"} {
 		b.Run(mode, func(b *testing.B) {

@@ -17,9 +17,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// A service config from the resolver that names another policy is said once,
-// and counted.
-func TestDroppedPolicyIsToldOnce(t *testing.T) {
+// A service config from the resolver that names another policy is logged once, and counted.
+func TestDroppedPolicyIsLoggedOnce(t *testing.T) {
 	for _, how := range []string{"New", "DialOptions"} {
 		t.Run(how, func(t *testing.T) {
 			r := start(t, &replica{})
@@ -84,8 +83,8 @@ func TestBadConfigsAreRefused(t *testing.T) {
 	}
 }
 
-// A change of configuration on a live channel takes effect for the next call;
-// streams that are open go on, and calls in the queue move to the new one.
+// A change of configuration on a live channel takes effect for the next call. Open streams go on, and queued calls
+// move to the new configuration.
 func TestConfigChangeOnLiveChannel(t *testing.T) {
 	release, entered := make(chan struct{}), make(chan struct{}, 8)
 	r := start(t, &replica{unary: func(_ context.Context, q *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
@@ -111,7 +110,7 @@ func TestConfigChangeOnLiveChannel(t *testing.T) {
 	go call()
 	eventually(t, "one waits", func() bool { return m.sum(t, "warmpath.queue.length") == 1 })
 	mr.set(state(sc("power_of_two_choices", 2), r))
-	<-entered // who waited has been let in by the new configuration
+	<-entered // the new configuration admits the waiter
 	var d client.Decision
 	_, err = stub.UnaryCall(client.WithDecision(deadline(t), &d), simple(""))
 	require.NoError(t, err)
@@ -119,7 +118,7 @@ func TestConfigChangeOnLiveChannel(t *testing.T) {
 	close(release)
 	require.NoError(t, <-errs)
 	require.NoError(t, <-errs)
-	eventually(t, "nothing is booked", func() bool { return m.ongoing(t) == 0 })
+	eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
 }
 
 // A switch of the policy's name, there and back, under load: no call fails.

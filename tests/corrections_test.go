@@ -16,14 +16,14 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// stubborn picks one replica, whatever the request excludes.
+// stubborn picks one replica, even if the request excludes it.
 func stubborn(id string) policy.Policy {
 	return policy.Policy{Name: "stubborn", Choose: func(_ *policy.Request, v policy.View) policy.Decision {
 		return policy.To(v.ByID(id), "stubborn")
 	}}
 }
 
-// Issue 12.17: a pick outside of what the request may be given is counted, and logged once a policy.
+// Issue 12.17: a pick of a replica that the request excludes is counted, and logged once a policy.
 func TestCorrectedPicksAreCounted(t *testing.T) {
 	var log bytes.Buffer
 	before := slog.Default()

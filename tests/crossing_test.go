@@ -25,8 +25,8 @@ func channelOf(t *testing.T, kind, object string, rs []*replica) *grpc.ClientCon
 	return cc
 }
 
-// Issue 12.34: the context of an attempt carries nothing of its call to another channel, and the other channel leaves the
-// first one as it is. What is set in that context counts there.
+// Issue 12.34: the context of an attempt carries nothing of its call to another channel, and the other channel does
+// not change the first one. Values that the application sets in this context take effect.
 func TestCallsBelongToTheirChannel(t *testing.T) {
 	for _, kind := range []string{"New", "DialOptions"} {
 		for _, other := range []string{"New", "DialOptions", "bare"} {
@@ -102,7 +102,8 @@ func crossing(t *testing.T, kind, other string) {
 	}
 }
 
-// Issue 12.34: a call with the context of another one on the same channel keeps its session, and leaves its Decision.
+// Issue 12.34: a call with the context of another call on the same channel keeps its session, and does not write its
+// Decision.
 func TestCallWithinACall(t *testing.T) {
 	rs := replicas(t, 4)
 	cc := dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`)))
@@ -125,7 +126,7 @@ func TestCallWithinACall(t *testing.T) {
 	}
 }
 
-// Issue 12.39: two lists of DialOptions on one channel book each call once.
+// Issue 12.39: with two lists of DialOptions on one channel, each call is reserved once.
 func TestTwoListsOfDialOptions(t *testing.T) {
 	rs := replicas(t, 1)
 	m := newMeter(t)

@@ -19,8 +19,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// A session stays where it is; when its replica dies it moves, the others do
-// not, and it comes home when the replica is back.
+// A session stays on its replica. When the replica dies, the session moves and other sessions do not. It returns when
+// the replica is back.
 func TestStickinessThroughDeath(t *testing.T) {
 	rs := replicas(t, 4)
 	cc := dial(t, target(rs...), client.WithConfig(config(`{"consistent_hash":{}}`)))
@@ -67,8 +67,7 @@ func revive(t testing.TB, r *replica) {
 	t.Cleanup(func() { r.server.Stop() })
 }
 
-// Replicas are killed and come back under load: no call fails that had no first
-// message yet, whatever its kind.
+// Replicas are killed and restarted under load. Calls of every kind that had no first message yet do not fail.
 func TestDeathUnderLoad(t *testing.T) {
 	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
 		t.Run(policy, func(t *testing.T) {
@@ -94,7 +93,7 @@ func TestDeathUnderLoad(t *testing.T) {
 				r.server.Stop()
 				served := r.calls.Load()
 				calls.advance(200)
-				require.Equal(t, served, r.calls.Load(), "what is dead is not picked")
+				require.Equal(t, served, r.calls.Load(), "a dead replica is not picked")
 				revive(t, r)
 				eventually(t, "a replica that is back is used again", func() bool { return r.calls.Load() > served || t.Failed() })
 			}
@@ -104,7 +103,7 @@ func TestDeathUnderLoad(t *testing.T) {
 	}
 }
 
-func TestNobodyThere(t *testing.T) {
+func TestNoReplicaConnected(t *testing.T) {
 	rs := replicas(t, 2)
 	cc := dial(t, target(rs...), roundRobin())
 	connected(t, cc, rs)
@@ -121,8 +120,7 @@ func TestNobodyThere(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 }
 
-// A replica that says it is not healthy is as good as not connected under
-// client-side health checks.
+// With client-side health checks, a replica that reports that it is not serving counts as not connected.
 func TestHealth(t *testing.T) {
 	rs := make([]*replica, 2)
 	hs := make([]*healthsrv.Server, len(rs))

@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// Issue 12.9: where only a look-aside server may decide, a target without one is refused.
+// Issue 12.9: if only a look-aside server may decide, a target without a server is refused.
 func TestCentralWithoutAServer(t *testing.T) {
 	rs := replicas(t, 1)
 	closed := client.WithConfig(`{"mode":"central_only"}`)
@@ -41,7 +41,7 @@ func TestCentralWithoutAServer(t *testing.T) {
 	require.Zero(t, rs[0].calls.Load())
 }
 
-// Issue 12.39: the list of DialOptions among the options of New would book each call twice.
+// Issue 12.39: the list of DialOptions among the options of New is refused, since it would reserve each call twice.
 func TestDialOptionsInsideNew(t *testing.T) {
 	_, err := client.New("warmpath:///127.0.0.1:1", append(client.DialOptions(), insecureOption())...)
 	require.ErrorContains(t, err, "client.DialOptions")

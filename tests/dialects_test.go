@@ -45,7 +45,8 @@ func text(num protowire.Number, s string) []byte {
 	return protowire.AppendString(protowire.AppendTag(nil, num, protowire.BytesType), s)
 }
 
-// Issue 12.43: VllmEngine's chunks carry deltas, and what ends a stream repeats the last one; without a stream it has the total.
+// Issue 12.43: a VllmEngine stream carries deltas, and its last message repeats the last delta. A unary answer has
+// the total.
 func TestVllmEngineOutputTokens(t *testing.T) {
 	s := startEngine(t, grpcserver.Config{Virtual: true})
 	cc := dial(t, "warmpath:///"+s.Addr().String(), client.WithConfig(`{}`))
@@ -64,8 +65,8 @@ func TestVllmEngineOutputTokens(t *testing.T) {
 	}
 }
 
-// Issue 12.46: sglang.runtime.v1 has a session of its own, which comes before routing_key; what an older branch has in its
-// place is a message and no session.
+// Issue 12.46: sglang.runtime.v1 has a session field, which takes precedence over routing_key. An older branch has a
+// message in its place, which is no session.
 func TestSGLangRuntimeSession(t *testing.T) {
 	addrs := make([]string, 4)
 	for i := range addrs {
@@ -109,7 +110,7 @@ func TestSGLangRuntimeSession(t *testing.T) {
 	}
 }
 
-// ranked dials replicas of several data-parallel ranks, of which the policy chooses one.
+// ranked dials replicas of several data-parallel ranks. The policy chooses one of them.
 func ranked(t *testing.T, name string, rank int, addrs ...string) *grpc.ClientConn {
 	t.Helper()
 	_, config := listening(name, rank)
@@ -123,7 +124,8 @@ func ranked(t *testing.T, name string, rank int, addrs ...string) *grpc.ClientCo
 		`{"policy":`+config+`,"dialects":[{"methods":["/acme.v1.Engine/Generate"],"rank":"4"}]}`))
 }
 
-// A call that begins before the channel has a balancer has its rank in the message too, where the dialect is the config's.
+// A call that begins before the channel has a balancer also has its rank in the message, if the config names the
+// dialect.
 func TestRankOfTheFirstCall(t *testing.T) {
 	a := anyServer(t, func(_ string, request []byte, md metadata.MD) []byte { return text(1, rankIn(4, request, md)) })
 	var reply []byte
@@ -150,7 +152,7 @@ func rankIn(num protowire.Number, message []byte, md metadata.MD) string {
 	return fmt.Sprint(read, md.Get("x-data-parallel-rank"))
 }
 
-// Issue 12.6: the rank that the policy chose is in the message where the engine reads it, and in the metadata beside.
+// Issue 12.6: the rank that the policy chose is in the message where the engine reads it, and in the metadata too.
 func TestRankReachesEveryEngine(t *testing.T) {
 	fields := map[string]protowire.Number{
 		"/vllm.grpc.engine.VllmEngine/Generate":           9,
@@ -182,8 +184,8 @@ func TestRankReachesEveryEngine(t *testing.T) {
 	}
 }
 
-// Issue 12.6: the same with generated messages, which stay as the application made them, and in an attempt that follows
-// one that failed.
+// Issue 12.6: the same with generated messages, in an attempt after a failed one too. The application's message does
+// not change.
 func TestRankOfAGeneratedMessage(t *testing.T) {
 	dead := listenLoopback(t)
 	s := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return status.Error(codes.Unavailable, "restarting") }))
@@ -208,12 +210,12 @@ func TestRankOfAGeneratedMessage(t *testing.T) {
 	}
 }
 
-// Issue 12.5: a call whose turns cannot be read has no key, which is counted, and logged once.
+// Issue 12.5: a call whose conversation turns cannot be read has no key. It is counted, and logged once.
 func TestUnreadableContentIsNoKey(t *testing.T) {
 	a := anyServer(t, func(string, []byte, metadata.MD) []byte { return nil })
 	var l logged
 	m := newMeter(t)
-	// The content is said to be in a list's field 3, where the parts have none.
+	// The dialect declares the content in field 3 of a list, and the parts have no such field.
 	cc := dial(t, "warmpath:///"+a, client.WithLogger(l.logger()), m.option, client.WithConfig(
 		`{"dialects":[{"methods":["/acme.Chat/Answer"],"messages":{"path":"1","role":"1","content":"2[].3"}}]}`))
 	const calls = 3

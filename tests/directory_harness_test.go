@@ -12,7 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/fleet"
 )
 
-// update is what a directory tells its channel.
+// update is what a directory reports to its channel.
 type update struct {
 	resolver.State
 	serviceConfig string // "" for none

@@ -30,7 +30,7 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// Sizes of the requests that are split. Background calls on the decode replicas make that the cheaper way.
+// Sizes of the requests that are split. Background calls on the decode replicas make splitting cheaper.
 const (
 	splitPrompt = 2000
 	splitOutput = 6
@@ -246,7 +246,7 @@ func startKVEngine(t testing.TB, flow kvFlow, a policy.Attributes, o kvOptions) 
 	return e
 }
 
-// occupy keeps requests under way at a decode replica, so that prefill there would cost.
+// occupy keeps requests under way at a decode replica, so that a prefill there is costly.
 func (f *kvFleet) occupy(e *kvEngine) {
 	f.t.Helper()
 	if !f.flow.wholeAtDecode {
@@ -309,7 +309,7 @@ func (f *kvFleet) transfers() (pulled, dropped int) {
 	return pulled, dropped
 }
 
-// nothingReserved waits until neither the client nor a living engine holds anything.
+// nothingReserved waits until neither the client nor a running engine has a reservation.
 func (f *kvFleet) nothingReserved() {
 	f.t.Helper()
 	f.release()
@@ -359,7 +359,7 @@ func (e *kvEngine) crash() {
 	}
 }
 
-// reserved is the living engine of a role that has more reservations than the background, nil if there is none.
+// reserved is the running engine of a role that has more reservations than the background, nil if there is none.
 func (f *kvFleet) reserved(role string) *kvEngine {
 	for _, e := range f.of(role) {
 		idle := int64(0)

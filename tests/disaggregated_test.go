@@ -17,7 +17,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
-// Each request goes to a prefill and a decode engine, which check what they get, and the answer is that of one call.
+// Each request goes to a prefill and a decode engine, which check their legs. The answer equals that of an unsplit
+// call.
 func TestDisaggregatedFlows(t *testing.T) {
 	for _, flow := range kvFlows {
 		t.Run(flow.name, func(t *testing.T) {
@@ -38,8 +39,8 @@ func TestDisaggregatedFlows(t *testing.T) {
 	}
 }
 
-// An engine dies at each moment of a request: the request is served all the same, unless the application has a part of
-// the answer, and nothing stays reserved.
+// An engine dies at each moment of a request. The request is served unless the application already has a part of the
+// answer. No reservation is left.
 func TestDisaggregatedDeaths(t *testing.T) {
 	all := []string{"p", "d", "pd"}
 	for i, flow := range kvFlows {
@@ -76,7 +77,8 @@ func disaggregatedDeath(t *testing.T, flow kvFlow, victims string, at grpcserver
 	})
 	fleet.Store(f)
 	messages, err := f.call(deadline(t), "r")
-	// Where the legs meet in rooms the whole answer may be there before the prefill leg's, which is not waited for.
+	// If the legs meet in rooms, the whole answer may arrive before the prefill leg's answer, which the call does not
+	// wait for.
 	require.True(t, struck.Load() || flow.connector == grpcserver.Rooms && at == grpcserver.PrefillAnswers, "the moment did not come")
 	if messages == 0 || err == nil {
 		require.NoError(t, err)
@@ -118,7 +120,7 @@ func TestDisaggregatedDeathsUnderLoad(t *testing.T) {
 	}
 }
 
-// Calls end at random moments, 10,000 in all: nothing stays reserved.
+// Calls end at random moments, 10,000 in all. No reservation is left.
 func TestDisaggregatedCancels(t *testing.T) {
 	const workers = 16
 	calls := race.Of(10_000, 500) / len(kvFlows)

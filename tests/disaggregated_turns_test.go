@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// Sizes of a turn: of its output, and of what comes behind it before the next turn.
+// Sizes of a turn: of its output, and of the input that the next turn adds.
 const (
 	turnOutput = 100
 	turnInput  = 300
@@ -69,10 +69,11 @@ func (f *kvFleet) turnsHeld() (n int) {
 	return n
 }
 
-// nixlFlows are those whose decode engines keep turns.
+// nixlFlows are the flows whose decode engines keep turns.
 var nixlFlows = kvFlows[:3]
 
-// The prefill legs of later turns get the last output from where it was generated, and compute what is new alone.
+// The prefill legs of later turns pull the last output from the engine that generated it, and compute only the new
+// tokens.
 func TestTurnsArePulled(t *testing.T) {
 	for _, flow := range nixlFlows {
 		t.Run(flow.name, func(t *testing.T) {
@@ -101,7 +102,7 @@ func TestTurnsArePulled(t *testing.T) {
 	}
 }
 
-// Nothing is pulled where the tokens, the session, the pair or the session's life differ, and the output is right.
+// Nothing is pulled if the tokens, the session, the pair or the engine's life differ, and the output is right.
 func TestTurnsAreNotPulled(t *testing.T) {
 	f := startKVFleet(t, nixlFlows[0], kvOptions{prefills: 2, decodes: 2, keep: time.Hour,
 		pair: func(id string) string { return "r" + id[1:] },
@@ -164,7 +165,7 @@ func TestTurnsAreNotPulled(t *testing.T) {
 	})
 }
 
-// A call whose prefill leg would pull what is gone computes it.
+// If the KV cache that a prefill leg would pull is gone, the engine computes it.
 func TestTurnsThatAreGone(t *testing.T) {
 	for _, flow := range nixlFlows {
 		t.Run(flow.name, func(t *testing.T) {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every block of code in the README and in docs is tried here, by its language:
+// This file and its neighbours test every code block of the README and of docs, by its language:
 //
 //	go     is type-checked: a program, declarations, or the body of a function. Packages
 //	       are imported by their names (packages, below); what else it needs is
@@ -86,8 +86,7 @@ var (
 	titles = regexp.MustCompile(`(?m)^#+ (.*)$`)
 )
 
-// Links within the repository lead somewhere, every page of docs is in the README,
-// and every example on a page.
+// Links within the repository are not broken. Every page of docs is in the README, and every example is on a page.
 func TestLinksInDocs(t *testing.T) {
 	linked := make(map[string]bool)
 	for _, page := range pages(t) {

@@ -44,7 +44,7 @@ var packages = map[string]string{
 func TestGoInDocs(t *testing.T) {
 	fset := token.NewFileSet()
 	load := exporter(t, fset)
-	// What one block of a page declares the next ones may use.
+	// Later blocks of a page may use the declarations of earlier ones.
 	declared := make(map[string]string)
 	for _, f := range fences(t, "go") {
 		t.Run(f.String(), func(t *testing.T) {
@@ -64,8 +64,7 @@ func TestGoInDocs(t *testing.T) {
 	}
 }
 
-// check type-checks a file, after the imports it needs are put in. What is
-// declared and not used is no fault of a fragment.
+// check type-checks a file after it adds the imports that the file needs. A fragment may leave a declaration unused.
 func check(t *testing.T, fset *token.FileSet, load types.Importer, source string) {
 	t.Helper()
 	file, err := parser.ParseFile(fset, "", source, 0)
@@ -86,7 +85,7 @@ func check(t *testing.T, fset *token.FileSet, load types.Importer, source string
 			t.Errorf("%s: %s", fset.Position(e.Pos), e.Msg)
 		}
 	}}
-	_, _ = config.Check("docs", fset, []*ast.File{file}, nil) // its errors were told
+	_, _ = config.Check("docs", fset, []*ast.File{file}, nil) // Config.Error reports the errors
 }
 
 // exporter imports packages from what the go command has compiled.

@@ -99,7 +99,7 @@ func TestShellInDocs(t *testing.T) {
 				continue
 			}
 			if cmd.ProcessState.ExitCode() == notValid {
-				continue // this machine is busy, and the command says so
+				continue // the command reports that this machine is busy
 			}
 			require.NoError(t, err, "%s: %s\n%s", f, line, out)
 		}
@@ -147,7 +147,7 @@ func findBenchmarks(t *testing.T, words []string) {
 	}
 }
 
-// answers waits until somebody listens.
+// answers waits until an address accepts connections.
 func answers(t *testing.T, addr string) {
 	t.Helper()
 	require.NotEmpty(t, addr)

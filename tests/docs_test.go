@@ -190,7 +190,7 @@ func hexes(hashes []uint64) string {
 	return strings.Join(s, " ")
 }
 
-// score is the page's formula, written down once more.
+// score is the page's formula, implemented a second time.
 func score(key uint64, id string) uint64 {
 	return xxh3.HashSeed(append(binary.LittleEndian.AppendUint64(nil, key), id...), 1337)
 }
@@ -267,7 +267,7 @@ func TestHashesPage(t *testing.T) {
 	}
 }
 
-// tail chains the hash of what follows the last full block, as the page says.
+// tail chains the hash of the tokens after the last full block, as the page describes.
 func tail(hashes []uint64, local uint64) []uint64 {
 	if len(hashes) == 0 {
 		return []uint64{local}
@@ -276,8 +276,8 @@ func tail(hashes []uint64, local uint64) []uint64 {
 	return append(hashes, xxh3.HashSeed(binary.LittleEndian.AppendUint64(b, local), 1337))
 }
 
-// The policy follows the page: what hashes.md says of tails, keys and the order is
-// where a fresh client sends a prompt, and a session.
+// The policy follows hashes.md: a fresh client sends a prompt, and a session, to the replica that the page's rules
+// for tails, keys and order give.
 func TestPolicyFollowsTheHashesPage(t *testing.T) {
 	ids := []string{"r0", "r1", "r2", "r3", "r4"}
 	route := func(q *policy.Request) (order []string) {

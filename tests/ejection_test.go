@@ -21,13 +21,13 @@ import (
 	modelserver "github.com/warmpath/warmpath/server/replica"
 )
 
-// patient is an ejection that takes three calls, of which none is late that takes less than a second, and that lasts.
+// patient is an outlier config: three calls eject a replica, a call is late after one second, and the ejection lasts.
 const (
 	threshold = 3
 	patient   = `"ejection":{"failures":3,"late_min":"1s","base_time":"1h"}`
 )
 
-// watcher is a channel with a look at what it thinks of its replicas.
+// watcher is a channel whose view of its replicas a test reads.
 type watcher struct {
 	*testing.T
 	stub  testpb.TestServiceClient
@@ -45,7 +45,7 @@ func watching(t *testing.T, target string, rs []*replica, opts ...grpc.DialOptio
 		cancel()
 		w.under.Wait()
 	})
-	for _, r := range rs { // a unary call says that it is connected
+	for _, r := range rs { // a successful unary call shows the connection
 		eventually(t, "connection to "+r.addr, func() bool {
 			_, err := w.stub.UnaryCall(client.WithPin(ctx, r.addr), simple(""))
 			return err == nil
@@ -70,14 +70,14 @@ func (w *watcher) ask(ctx context.Context, most time.Duration) error {
 	return err
 }
 
-// leave makes one call that nobody waits for.
+// leave makes one call and does not wait for it.
 func (w *watcher) leave(r *replica) {
 	before := r.calls.Load()
 	w.under.Go(func() { _ = w.ask(client.WithPin(w.ctx, r.addr), time.Hour) })
 	eventually(w.T, "the call has come", func() bool { return r.calls.Load() > before })
 }
 
-// meet makes the channel know how long the others take, and leaves as many calls on a replica as it takes.
+// meet lets the channel measure the latency of the others, and leaves calls up to the threshold on a replica.
 func (w *watcher) meet(hung *replica, others []*replica) {
 	for range 10 {
 		for _, r := range others {
@@ -89,7 +89,7 @@ func (w *watcher) meet(hung *replica, others []*replica) {
 	}
 }
 
-// find goes on with the others until the channel has found out that a replica hangs.
+// find calls the others until the channel has ejected a replica that hangs.
 func (w *watcher) find(hung *replica, others []*replica) {
 	eventually(w.T, "it is found", func() bool {
 		require.NoError(w.T, w.ask(client.WithPin(w.ctx, others[0].addr), 20*time.Second))
@@ -109,7 +109,8 @@ func hanging(t *testing.T) (hung *replica, others []*replica, all []*replica) {
 
 const hangingClients = 16
 
-// Without a look-aside server every client pays the threshold for a replica that hangs; and none of them more.
+// Without a look-aside server every client loses as many calls as the threshold on a replica that hangs, and not
+// more.
 func TestHungReplicaAlone(t *testing.T) {
 	hung, others, all := hanging(t)
 	var clients []*watcher
@@ -130,7 +131,7 @@ func TestHungReplicaAlone(t *testing.T) {
 	require.EqualValues(t, hangingClients*threshold, hung.calls.Load())
 }
 
-// With one, a client's threshold and what was under way are lost.
+// With one, only the threshold of one client and the calls already under way are lost.
 func TestHungReplicaShared(t *testing.T) {
 	hung, others, all := hanging(t)
 	text := "    policy: {round_robin: {}}\n    dialects: " + dialects +
@@ -150,7 +151,7 @@ func TestHungReplicaShared(t *testing.T) {
 	clients[0].meet(hung, others)
 	clients[0].find(hung, others)
 	for i, c := range clients {
-		eventually(t, fmt.Sprint("client ", i, " has heard"), func() bool { return c.is(hung, "ejected") || c.is(hung, "half_open") })
+		eventually(t, fmt.Sprint("client ", i, " has the report"), func() bool { return c.is(hung, "ejected") || c.is(hung, "half_open") })
 	}
 	var lost atomic.Int64
 	var asked sync.WaitGroup
@@ -169,8 +170,8 @@ func TestHungReplicaShared(t *testing.T) {
 	require.EqualValues(t, threshold+hangingClients-1, hung.calls.Load())
 }
 
-// Issue 12.41: a replica that hangs is ejected although first_token_timeout is shorter than late_min, for no more calls than
-// the threshold has: an attempt that is given up as late is evidence, and its answer elsewhere as much again.
+// Issue 12.41: a replica that hangs is ejected although first_token_timeout is shorter than late_min, after no more
+// calls than the threshold. An attempt that times out counts as a failure, and its answer elsewhere counts once more.
 func TestHungReplicaUnderFirstTokenTimeout(t *testing.T) {
 	hung, _, all := hanging(t)
 	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
@@ -186,7 +187,7 @@ func TestHungReplicaUnderFirstTokenTimeout(t *testing.T) {
 	require.EqualValues(t, 2, hung.calls.Load(), "each counts twice")
 }
 
-// Issue 12.41: where first messages take longer than first_token_timeout everywhere, no replica is ejected for it.
+// Issue 12.41: if first messages take longer than first_token_timeout on all replicas, no replica is ejected for it.
 func TestFirstTokenTimeoutBelowTheUsual(t *testing.T) {
 	_, _, all := hanging(t)
 	var paused atomic.Int64
@@ -210,7 +211,7 @@ func TestFirstTokenTimeoutBelowTheUsual(t *testing.T) {
 	}
 }
 
-// A replica that fails is left alone, tried, and taken back, with and without interceptors.
+// A replica that fails is ejected, probed, and restored, with and without interceptors.
 func TestFailingReplica(t *testing.T) {
 	for _, policy := range []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`} {
 		t.Run(policy, func(t *testing.T) {
@@ -231,7 +232,7 @@ func TestFailingReplica(t *testing.T) {
 				return w.is(rs[0], "ejected")
 			})
 			require.GreaterOrEqual(t, rs[0].calls.Load(), int64(threshold))
-			eventually(t, "its trials fail", func() bool {
+			eventually(t, "its probes fail", func() bool {
 				_, err := w.stub.UnaryCall(w.ctx, simple("x"))
 				require.NoError(t, err)
 				return w.meter.sum(t, "warmpath.ejections", telemetry.KeyCause.String("probe")) >= 2
@@ -248,7 +249,7 @@ func TestFailingReplica(t *testing.T) {
 	}
 }
 
-// Calls without interceptors obey too, those that are picked without a lock among them.
+// The ejection also applies to calls without interceptors, including those picked without a lock.
 func TestFailingReplicaOfBareCalls(t *testing.T) {
 	for _, policy := range []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`} {
 		t.Run(policy, func(t *testing.T) {
@@ -265,7 +266,7 @@ func TestFailingReplicaOfBareCalls(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, cc.Close()) })
 			stub, ctx := testpb.NewTestServiceClient(cc), deadline(t)
-			eventually(t, "all are connected: who is the only one is not ejected", func() bool {
+			eventually(t, "all are connected, since the only connected replica is never ejected", func() bool {
 				_, err := stub.UnaryCall(ctx, simple("x"))
 				require.NoError(t, err)
 				return !slices.ContainsFunc(rs, func(r *replica) bool { return r.calls.Load() == 0 })
@@ -282,8 +283,8 @@ func TestFailingReplicaOfBareCalls(t *testing.T) {
 	}
 }
 
-// A replica that says itself that it drains keeps its sessions and gets no others, until it stops.
-func TestDrainByTheReplicasOwnWord(t *testing.T) {
+// A replica that reports that it drains keeps its sessions and gets no others until it stops.
+func TestReplicaReportsThatItDrains(t *testing.T) {
 	m, err := modelserver.New(modelserver.Config{DrainNotice: time.Hour, Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	leaving := &replica{}
@@ -313,7 +314,7 @@ func TestDrainByTheReplicasOwnWord(t *testing.T) {
 	}
 	drain()
 	probes := 0
-	eventually(t, "it says so", func() bool { // in every answer, also those to calls that name it
+	eventually(t, "it reports that it drains", func() bool { // every answer reports it, also to calls pinned to it
 		_, err := w.stub.UnaryCall(client.WithPin(w.ctx, leaving.addr), simple("x"))
 		require.NoError(t, err)
 		for range 20 {

@@ -16,12 +16,12 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// An observer watches a look-aside server, and has nothing booked itself.
+// An observer watches a look-aside server, and has no reservations itself.
 type observer struct {
 	mu      sync.Mutex // guards what follows
 	address map[uint32]string
 	ongoing map[string]int // by address
-	stale   int            // of how many replicas the load is not known
+	stale   int            // number of replicas of unknown load
 }
 
 func observe(t *testing.T, at string) *observer {
@@ -69,16 +69,17 @@ func (o *observer) take(m *warmpathv1.WatchReplicasResponse) {
 	}
 }
 
-// sees reports whether the server says that it knows all, and that it is this.
+// sees reports whether the server has reports of all clients, and their loads sum up to ongoing.
 func (o *observer) sees(ongoing map[string]int) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.stale == 0 && maps.Equal(o.ongoing, ongoing)
 }
 
-// When the server that clients follow is killed, the one that was in wait has the sums of what they hold: each tells it all
-// of its own, in broadcast as in central mode, where what the dead server had reserved for them is theirs to tell.
-func TestSurvivorKnowsTheBookings(t *testing.T) {
+// When the server that clients follow is killed, the standby has the sums of their loads. Each client reports all of
+// its load, in mode broadcast and in mode central. In central mode the report includes what the dead server had
+// reserved for it.
+func TestStandbyHasTheReservations(t *testing.T) {
 	for _, mode := range []string{"broadcast", "central"} {
 		t.Run(mode, func(t *testing.T) {
 			rs := replicas(t, 3)
@@ -124,16 +125,16 @@ func TestSurvivorKnowsTheBookings(t *testing.T) {
 					streams = append(streams, s)
 				}
 			}
-			eventually(t, "the first server knows", func() bool { return before.sees(held) })
+			eventually(t, "the first server has the loads", func() bool { return before.sees(held) })
 			eventually(t, "the second server has none", func() bool { return after.sees(map[string]int{}) })
 			kills[ranked[0]]()
-			eventually(t, "the survivor knows", func() bool { return after.sees(held) })
+			eventually(t, "the second server has the loads", func() bool { return after.sees(held) })
 			close(end)
 			for _, s := range streams {
 				_, err := s.Recv()
 				require.ErrorIs(t, err, io.EOF)
 			}
-			eventually(t, "nothing is booked", func() bool { return after.sees(map[string]int{}) })
+			eventually(t, "nothing is reserved", func() bool { return after.sees(map[string]int{}) })
 		})
 	}
 }

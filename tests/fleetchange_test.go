@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// allocated returns how many bytes and objects are allocated meanwhile.
+// allocated returns how many bytes and objects a function allocates.
 func allocated(do func()) (bytes, objects uint64) {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -23,7 +23,7 @@ func allocated(do func()) (bytes, objects uint64) {
 	return after.TotalAlloc - before.TotalAlloc, after.Mallocs - before.Mallocs
 }
 
-// Issue 12.4: what a policy and the Router do for each replica of a new fleet does not grow with the fleet.
+// Issue 12.4: the work of a policy and the Router for each replica of a new fleet does not grow with the fleet.
 func TestFleetIsLinear(t *testing.T) {
 	for _, name := range builtinPolicies {
 		t.Run(name, func(t *testing.T) {
@@ -49,8 +49,8 @@ func TestFleetIsLinear(t *testing.T) {
 // builtinPolicies are the names of the built-in policies.
 var builtinPolicies = []string{"consistent_hash", "kv_aware", "power_of_two_choices", "prefix_cache_affinity", "round_robin"}
 
-// Issue 12.40: the work for one connection that breaks and is opened again, and for the picks after each, does not grow
-// with the fleet, in one that is connected as a whole and in one that is connected by picks.
+// Issue 12.40: the work for one connection that breaks and is opened again, and for the picks after each, does not
+// grow with the fleet. This holds for eager connections and for connections on demand.
 func TestConnectionChangeIsConstant(t *testing.T) {
 	for name, sizes := range map[string][2]int{"whole": {50, 1000}, "by picks": {1001, 5000}} {
 		t.Run(name, func(t *testing.T) {
@@ -72,7 +72,7 @@ func TestConnectionChangeIsConstant(t *testing.T) {
 	}
 }
 
-// observing is a policy that notes what it is notified of.
+// observing is a policy that records its notifications.
 type observing struct {
 	policy.Policy
 	mu   sync.Mutex
@@ -91,7 +91,7 @@ func (p *observing) fleetChanged(c policy.FleetChange) {
 	}
 }
 
-// take returns what was noted since the last time.
+// take returns the notifications since the last call.
 func (p *observing) take() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -109,7 +109,7 @@ func newObserving(t *testing.T) *observing {
 	return o
 }
 
-// Issue 12.23: a policy is notified of the one replica whose connection dies and comes back, and of nothing else.
+// Issue 12.23: a policy is notified only of the one replica whose connection breaks and returns.
 func TestPolicyObservesConnections(t *testing.T) {
 	p := newObserving(t)
 	name := unique("observing_connections")
@@ -141,7 +141,8 @@ func TestPolicyObservesConnections(t *testing.T) {
 	require.Equal(t, []string{"disconnected " + rs[1].addr + " false", "connected " + rs[1].addr + " true"}, seen)
 }
 
-// Issue 12.23: the policy in force and its shadow are notified of each change once, of the replicas that it concerns.
+// Issue 12.23: the policy in force and its shadow are each notified once of each change, with the replicas that
+// changed.
 func TestPolicyObservesFleet(t *testing.T) {
 	force, shadow := newObserving(t), newObserving(t)
 	r := policytest.NewRouter(t, force.Policy, nil, func(o *router.Options) { o.Shadow = shadow.Policy })

@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// A gate is a replica that answers once it is let, and knows of those that went before.
+// A gate is a replica whose calls wait until the test opens it. It counts the calls cancelled meanwhile.
 type gate struct {
 	*replica
 	entered  chan struct{}
@@ -67,7 +67,7 @@ func startGate(t testing.TB, messages int) *gate {
 	return g
 }
 
-// gates is a fleet of them in the order in which its session tries them.
+// gates is a fleet of gates, in the order of its session.
 type gates struct {
 	cc      *grpc.ClientConn
 	all     []*gate
@@ -90,17 +90,17 @@ func startGates(t *testing.T, n, messages int, more ...string) *gates {
 	return g
 }
 
-type told struct {
-	from     []string // who sent each message
+type result struct {
+	from     []string // the address that sent each message
 	err      error
 	decision client.Decision
 }
 
-// call makes a call beside the test.
-func (g *gates) call(t *testing.T, kind string) <-chan told {
-	done := make(chan told, 1)
+// call starts a call in a goroutine.
+func (g *gates) call(t *testing.T, kind string) <-chan result {
+	done := make(chan result, 1)
 	go func() {
-		var r told
+		var r result
 		ctx := client.WithDecision(client.WithSession(deadline(t), g.session), &r.decision)
 		stub := testpb.NewTestServiceClient(g.cc)
 		if kind == "unary" {
@@ -130,14 +130,14 @@ func (g *gates) messages(kind string, from *gate) []string {
 	return slices.Repeat([]string{from.addr}, from.messages)
 }
 
-// nobodyWaitsAt waits until the calls that wait at a gate have been cancelled.
-func (g *gates) nobodyWaitsAt(t *testing.T, x *gate) {
+// noneWaitAt waits until the calls that wait at a gate have been cancelled.
+func (g *gates) noneWaitAt(t *testing.T, x *gate) {
 	t.Helper()
-	eventually(t, "nobody waits there", func() bool { return x.inside.Load() == 0 })
+	eventually(t, "no call waits there", func() bool { return x.inside.Load() == 0 })
 }
 
-// idle waits until nothing is booked.
+// idle waits until nothing is reserved.
 func (g *gates) idle(t *testing.T) {
 	t.Helper()
-	eventually(t, "nothing is booked", func() bool { return g.ongoing(t) == 0 })
+	eventually(t, "nothing is reserved", func() bool { return g.ongoing(t) == 0 })
 }

@@ -16,8 +16,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// Closing the channel ends the calls that wait for room and the streams that are
-// open, and leaves nothing running.
+// Closing the channel ends the calls that wait for room and the open streams, and leaves nothing running.
 func TestCloseWithCallsUnderWay(t *testing.T) {
 	entered := make(chan struct{}, 1)
 	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
@@ -59,8 +58,7 @@ func TestCloseWithCallsUnderWay(t *testing.T) {
 	require.Equal(t, codes.Canceled, status.Code(err), "%v", err)
 }
 
-// between is an interceptor that runs after a replica was booked and before gRPC
-// is asked for a stream.
+// between is an interceptor that runs after a replica was reserved and before gRPC opens a stream.
 func between(do func(ctx context.Context) error) []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, q, a any, cc *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
@@ -78,9 +76,9 @@ func between(do func(ctx context.Context) error) []grpc.DialOption {
 	}
 }
 
-// A replica that leaves the fleet after it was booked, and before the call is
-// sent, does not hold the call up: no further picker would come.
-func TestReplicaLeavesBetweenBookingAndPick(t *testing.T) {
+// A replica that leaves the fleet between reservation and send does not block the call, although no further picker
+// comes.
+func TestReplicaLeavesBetweenReserveAndPick(t *testing.T) {
 	rs := replicas(t, 2)
 	dir := newDirectory("leaving", state("", rs...))
 	var leave atomic.Bool
@@ -111,8 +109,8 @@ func TestReplicaLeavesBetweenBookingAndPick(t *testing.T) {
 	}
 }
 
-// hooked is a context that runs a function when somebody looks for metadata in
-// it: while the request key is taken, just before a replica is booked.
+// hooked is a context that runs a function when its metadata is read: while the request key is built, just before a
+// replica is reserved.
 type hooked struct {
 	context.Context
 	do func()
@@ -125,9 +123,8 @@ func (h hooked) Value(k any) any {
 	return h.Context.Value(k)
 }
 
-// A call whose end was told to grpc.OnFinish while a replica was being booked for
-// it leaves no booking.
-func TestCancelledWhileBooking(t *testing.T) {
+// A call that ends, and runs grpc.OnFinish, while a replica is being reserved for it leaves no reservation.
+func TestCancelledWhileReserving(t *testing.T) {
 	r := start(t, &replica{})
 	m := newMeter(t)
 	cc := dial(t, target(r), m.option, client.WithConfig(config(`{"consistent_hash":{}}`)))
@@ -137,7 +134,7 @@ func TestCancelledWhileBooking(t *testing.T) {
 		finished := make(chan error, 1)
 		hook := sync.OnceFunc(func() {
 			cancel()
-			finished <- <-finished // once told, and kept for below
+			finished <- <-finished // OnFinish runs once; the error is kept for the check below
 		})
 		_, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(hooked{ctx, hook}, prompt(""),
 			grpc.OnFinish(func(err error) { finished <- err }))
