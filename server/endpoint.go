@@ -42,6 +42,13 @@ func (h endpointHost) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequ
 	return statusService{Server: h.Server}.GetStatus(ctx, r)
 }
 
+// Unseen implements [endpoint.Host].
+func (h endpointHost) Unseen(reservation string) {
+	if d := (*h.deployments.Load())[deploymentOf(reservation)]; d != nil {
+		d.picks.leases.counts(reservation, h.now())
+	}
+}
+
 // unnamed is the reading where no deployment is meant.
 var unnamed = sync.OnceValue(func() endpoint.Reading {
 	r, _ := endpoint.NewReading(policy.Config{})

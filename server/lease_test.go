@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -94,6 +95,26 @@ func TestReservations(t *testing.T) {
 	for _, id := range []string{"", "#", "chat#", "chat", "other#x"} {
 		require.False(t, f.report(t, id, released))
 	}
+}
+
+// What becomes of a request may be unseen: its reservation counts like a pick of mode count.
+func TestUnseenReservations(t *testing.T) {
+	f := start(t, quiet)
+	a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: &warmpathv1.RequestKey{Prompt: tokens(100)}}).GetReservation()
+	host := endpoint.Of(f.Server)
+	host.Unseen(a.GetId())
+	for _, id := range []string{a.GetId(), "chat#other", "other#x", ""} {
+		host.Unseen(id)
+		require.False(t, f.report(t, id, released))
+	}
+	require.Equal(t, replicaLoad{1, 100}, f.load())
+	pass := func(d time.Duration) { f.clock.advance(d); f.tick("chat") }
+	pass(countedHold / 5)
+	require.Equal(t, replicaLoad{1, 0}, f.load())
+	pass(countedHold - countedHold/5)
+	require.Zero(t, f.load())
+	require.Zero(t, f.deployment("chat").picks.leases.held())
+	require.Zero(t, f.deployment("chat").picks.leases.expired.Load())
 }
 
 func TestShorterLeases(t *testing.T) {

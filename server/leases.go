@@ -294,6 +294,19 @@ func (l *leases) renew(id string, prefilled bool, now time.Time) (x *lease, firs
 	return x, first
 }
 
+// counts makes a reservation a pick of mode count: there will be no more reports on it.
+func (l *leases) counts(id string, now time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	x := l.byID[id]
+	if x == nil {
+		return
+	}
+	delete(l.byID, id)
+	x.id, x.fades, x.ends = "", now.Add(countedHold/5), now.Add(countedHold)
+	heap.Fix(&l.due, x.place)
+}
+
 // end removes a reservation. It returns nil if there is none: a reservation ends once.
 func (l *leases) end(id string) *lease {
 	l.mu.Lock()

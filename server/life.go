@@ -35,12 +35,14 @@ func (s routingService) ReportLife(ctx context.Context,
 
 // lived applies one report. It returns false if there is no such reservation.
 func (s *Server) lived(p *principal, r *warmpathv1.LifeReport) bool {
-	end := strings.LastIndexByte(r.GetReservation(), '#')
-	if end < 0 || !p.may(r.GetReservation()[:end]) {
-		return false
-	}
-	d := (*s.deployments.Load())[r.GetReservation()[:end]]
-	return d != nil && d.picks.lived(r)
+	name := deploymentOf(r.GetReservation())
+	d := (*s.deployments.Load())[name]
+	return d != nil && p.may(name) && d.picks.lived(r)
+}
+
+// deploymentOf is the name of a reservation's deployment, "" where it has none.
+func deploymentOf(reservation string) string {
+	return reservation[:max(strings.LastIndexByte(reservation, '#'), 0)]
 }
 
 func (k *picks) lived(r *warmpathv1.LifeReport) bool {

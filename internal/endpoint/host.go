@@ -22,6 +22,8 @@ type Chooser interface {
 type Host interface {
 	Chooser
 	ReportLife(context.Context, *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error)
+	// Unseen makes a reservation a pick of mode count: what becomes of its request is not seen.
+	Unseen(reservation string)
 	// ServerOptions are those of the server's own gRPC server, with its TLS, principals and limits.
 	ServerOptions() []grpc.ServerOption
 	// Bounded is the listener with the server's bound on connections.

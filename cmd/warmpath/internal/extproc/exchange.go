@@ -33,6 +33,7 @@ type exchange struct {
 
 	// How bodies are sent; where the gateway does not report it as the protocol has them.
 	requestMode, responseMode uint64
+	shows                     bool // it has reported them, or shows the response
 
 	headers headers
 	reading endpoint.Reading
@@ -51,6 +52,7 @@ type exchange struct {
 func (x *exchange) take(m *message) error {
 	if m.config != nil {
 		x.requestMode, x.responseMode = m.modes()
+		x.shows = true
 	}
 	if m.observes || x.requestMode >= grpcMessages || x.responseMode >= grpcMessages {
 		return status.Error(codes.FailedPrecondition,
@@ -189,6 +191,7 @@ func (x *exchange) echo(m *message) error {
 
 // response takes a message of the response. At its end the reservation is released.
 func (x *exchange) response(m *message) error {
+	x.shows = true
 	a := answerTo(m.kind)
 	switch m.kind {
 	case responseHeaders:
@@ -217,6 +220,13 @@ func (x *exchange) response(m *message) error {
 		return x.echo(m)
 	}
 	return x.stream.SendMsg(a)
+}
+
+// closed takes the end of what the gateway sends. One that is not Envoy may ask for a replica, and no more.
+func (x *exchange) closed() {
+	if !x.shows {
+		x.reservation.unseen()
+	}
 }
 
 // end gives back what the exchange holds.

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	modev3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	"github.com/stretchr/testify/require"
@@ -329,6 +330,27 @@ func TestHealth(t *testing.T) {
 	a, err := p.health.Check(t.Context(), &healthpb.HealthCheckRequest{Service: "readiness"})
 	require.NoError(t, err)
 	require.Equal(t, healthpb.HealthCheckResponse_SERVING, a.GetStatus())
+}
+
+// NGINX Gateway Fabric asks for a replica and shows no more. Its headers have Go's names, and their values are text.
+func TestGatewayThatShowsNoResponse(t *testing.T) {
+	r := new(recorder)
+	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	g := p.open(t, duplex)
+	g.send <- &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_RequestHeaders{
+		RequestHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: []*corev3.HeaderValue{
+			{Key: "Content-Type", Value: "application/json"}, {Key: "X-Session-Id", Value: "s"}, {Key: "X-Request-Id", Value: "r"},
+		}}},
+	}}
+	g.body(prompt("hello"), true)
+	g.halfClose()
+	require.Len(t, g.picked(), 3)
+	g.echoed(prompt("hello"), true)
+	g.done()
+	require.Equal(t, "s", r.last().GetKey().GetSession())
+	require.Equal(t, "r", r.last().GetKey().GetRequestId())
+	require.Empty(t, r.reports(), "its end is not known")
+	require.EqualValues(t, 1, p.deployment(t).GetReservations())
 }
 
 // Conformance tests choose the endpoint, and see which one has served, where the option is on.

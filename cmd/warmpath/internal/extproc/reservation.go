@@ -90,6 +90,16 @@ func (b *reservation) firstToken(last bool) {
 	})
 }
 
+// unseen leaves a reservation to the server: the gateway shows nothing of the response.
+func (b *reservation) unseen() {
+	if b.chosen == nil {
+		return
+	}
+	b.renew.Stop()
+	b.host.Unseen(b.chosen.GetReservation().GetId())
+	b.chosen = nil
+}
+
 // broke releases a reservation whose response has not come to its end.
 func (b *reservation) broke(u *policy.Usage) {
 	b.code = codes.Canceled

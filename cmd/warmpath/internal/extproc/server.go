@@ -107,6 +107,7 @@ func (s *Server) process(_ any, stream grpc.ServerStream) error {
 	for {
 		err := stream.RecvMsg(&m)
 		if errors.Is(err, io.EOF) {
+			x.closed()
 			return nil
 		}
 		if err == nil {

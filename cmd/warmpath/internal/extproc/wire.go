@@ -90,13 +90,13 @@ func (m *message) modes() (request, response uint64) {
 	return at[1].Value, at[2].Value
 }
 
-// headers are those of a request or a response. Their names are in lower case.
+// headers are those of a request or a response. Envoy has their names in lower case, other gateways have not.
 type headers [][2][]byte
 
 // get returns the first value of a header that is not empty.
 func (h headers) get(name string) string {
 	for _, v := range h {
-		if len(v[1]) > 0 && string(v[0]) == name {
+		if len(v[1]) > 0 && strings.EqualFold(string(v[0]), name) {
 			return string(v[1])
 		}
 	}
@@ -105,9 +105,8 @@ func (h headers) get(name string) string {
 
 // values returns the values of a header.
 func (h headers) values(name string) (all []string) {
-	name = strings.ToLower(name)
 	for _, v := range h {
-		if string(v[0]) == name {
+		if strings.EqualFold(string(v[0]), name) {
 			all = append(all, string(v[1]))
 		}
 	}
