@@ -41,6 +41,7 @@ func TestServePicks(t *testing.T) {
 	for wrong, args := range map[string][]string{
 		"--ext-proc-deployment: there is no deployment": {"--ext-proc", "127.0.0.1:0", "--ext-proc-deployment", "other"},
 		"--ext-proc: the address is missing":            {"--ext-proc-test-header"},
+		"--ext-proc-fallbacks: 17 is more than 16":      {"--ext-proc", "127.0.0.1:0", "--ext-proc-fallbacks", "17"},
 		"--ext-proc: \"x\" is not host:port":            {"--ext-proc", "x"},
 		"is not on the loopback":                        {"--ext-proc", "0.0.0.0:0"},
 	} {

@@ -46,10 +46,11 @@ func set(name, value string) []byte {
 	return field(1, field(1, field(1, []byte(name)), field(3, []byte(value))), number(3, overwrite))
 }
 
-// picked answers headers or a buffered body with a pick and its fallbacks, the same in a header and in the metadata.
-func picked(kind protowire.Number, a *warmpathv1.ChooseReplicaResponse) answer {
+// picked answers headers or a buffered body with a pick and so many of its fallbacks, the same in a header and in the
+// metadata.
+func picked(kind protowire.Number, a *warmpathv1.ChooseReplicaResponse, fallbacks uint32) answer {
 	all := a.GetReplica().GetAddress()
-	for _, r := range a.GetFallbacks() {
+	for _, r := range a.GetFallbacks()[:min(int(fallbacks), len(a.GetFallbacks()))] {
 		all += "," + r.GetAddress()
 	}
 	mutation := set(destination, all)

@@ -155,7 +155,7 @@ func (x *exchange) pick(kind protowire.Number, cut bool) error {
 		return x.stream.SendMsg(refusal(err, x.method != nil))
 	}
 	x.reservation.sent = true
-	return x.stream.SendMsg(picked(kind, x.reservation.chosen))
+	return x.stream.SendMsg(picked(kind, x.reservation.chosen, x.options.Fallbacks))
 }
 
 // reserve asks for a replica. Its error is a status.
@@ -173,7 +173,7 @@ func (x *exchange) reserve(cut bool) error {
 	case x.within && len(x.subset) == 0:
 		return status.Error(codes.Unavailable, "the gateway allows no endpoint")
 	}
-	q.Deployment, q.Allowed = x.options.Deployment, x.subset
+	q.Deployment, q.Allowed, q.MaxFallbacks = x.options.Deployment, x.subset, x.options.Fallbacks
 	q.Traceparent = x.headers.get("traceparent")
 	return x.reservation.reserve(call.Context(x.stream.Context()), q)
 }

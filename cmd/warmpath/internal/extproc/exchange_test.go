@@ -20,7 +20,7 @@ import (
 // A request as the protocol has it: pick, response, release.
 func TestPick(t *testing.T) {
 	r := new(recorder)
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	text := prompt(strings.Repeat("the same beginning ", 200))
 	var first []string
 	for range 3 {
@@ -46,7 +46,7 @@ func TestPick(t *testing.T) {
 // The bodies of OpenAI's four APIs are read, and of another body nothing.
 func TestBodies(t *testing.T) {
 	r := new(recorder)
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	for path, c := range map[string]struct{ body, text string }{
 		"/v1/chat/completions": {`{"model":"m","messages":[{"role":"user","content":"hello"}]}`, "hello"},
 		"/v1/completions":      {`{"model":"m","prompt":"hello"}`, "hello"},
@@ -72,7 +72,7 @@ func TestBodies(t *testing.T) {
 
 // Chunks come back in order, once there is an answer to the headers; so do trailers.
 func TestChunksAndTrailers(t *testing.T) {
-	p := startPicker(t, fleet, extproc.Options{}, nil)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, nil)
 	text := prompt(strings.Repeat("long ", 60_000))
 	for _, withTrailers := range []bool{false, true} {
 		for _, size := range []int{1 << 20, 50_000, 4000} {
@@ -109,7 +109,7 @@ func TestChunksAndTrailers(t *testing.T) {
 // In the other modes the answer to the headers comes at once; a buffered body is read all the same.
 func TestModes(t *testing.T) {
 	r := new(recorder)
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	for _, mode := range []modev3.ProcessingMode_BodySendMode{modev3.ProcessingMode_BUFFERED, modev3.ProcessingMode_BUFFERED_PARTIAL} {
 		g := p.open(t, mode)
 		g.headers(chatHeaders(), nil, false)
@@ -159,7 +159,7 @@ func TestModes(t *testing.T) {
 }
 
 func TestSubset(t *testing.T) {
-	p := startPicker(t, fleet, extproc.Options{}, nil)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, nil)
 	for name, c := range map[string]struct {
 		subset any
 		want   []string // nil = 503
@@ -196,7 +196,7 @@ func TestSubset(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
-	full := startPicker(t, strings.Replace(fleet, "policy:", "max_ongoing_requests: 1\n    models: [m]\n    policy:", 1), extproc.Options{}, nil)
+	full := startPicker(t, strings.Replace(fleet, "policy:", "max_ongoing_requests: 1\n    models: [m]\n    policy:", 1), extproc.Options{Fallbacks: 2}, nil)
 	for range 3 {
 		g := full.open(t, duplex)
 		g.headers(chatHeaders(), nil, true)
@@ -244,7 +244,7 @@ func TestRefusals(t *testing.T) {
 // The replica that has served gets the load; the pick that the gateway gave up is a failure of its replica.
 func TestServed(t *testing.T) {
 	r := new(recorder)
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	ongoing := func() map[string]uint32 {
 		all := make(map[string]uint32)
 		for _, x := range p.deployment(t).GetReplicas() {
@@ -291,7 +291,7 @@ func TestServed(t *testing.T) {
 
 // A replica that fails requests of gateways is ejected.
 func TestOutliers(t *testing.T) {
-	p := startPicker(t, fleet, extproc.Options{}, nil)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, nil)
 	const failed = "10.0.0.2:8000"
 	for range 5 {
 		g := p.open(t, duplex)
@@ -332,7 +332,7 @@ func TestHealth(t *testing.T) {
 	require.Equal(t, healthpb.HealthCheckResponse_SERVING, a.GetStatus())
 }
 
-// NGINX Gateway Fabric asks for a replica and shows no more. Its headers have Go's names, and their values are text.
+// NGINX Gateway Fabric asks for one address and shows no more. Its headers have Go's names, and their values are text.
 func TestGatewayThatShowsNoResponse(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
@@ -344,7 +344,7 @@ func TestGatewayThatShowsNoResponse(t *testing.T) {
 	}}
 	g.body(prompt("hello"), true)
 	g.halfClose()
-	require.Len(t, g.picked(), 3)
+	require.Len(t, g.picked(), 1, "it takes one address")
 	g.echoed(prompt("hello"), true)
 	g.done()
 	require.Equal(t, "s", r.last().GetKey().GetSession())
@@ -356,7 +356,7 @@ func TestGatewayThatShowsNoResponse(t *testing.T) {
 // Conformance tests choose the endpoint, and see which one has served, where the option is on.
 func TestConformanceHeader(t *testing.T) {
 	for _, on := range []bool{true, false} {
-		p := startPicker(t, fleet, extproc.Options{ForTests: on}, nil)
+		p := startPicker(t, fleet, extproc.Options{Fallbacks: 2, ForTests: on}, nil)
 		for _, list := range []string{"10.0.0.1", "10.0.0.2:8000", "10.0.0.3:8000, 10.0.0.1"} {
 			g := p.open(t, duplex)
 			g.headers(chatHeaders("test-epp-endpoint-selection", list), nil, true)

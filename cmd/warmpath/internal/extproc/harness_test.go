@@ -185,7 +185,9 @@ func (g *gateway) done() {
 func (g *gateway) next() *extprocv3.ProcessingResponse {
 	g.t.Helper()
 	m, open := <-g.got
-	require.True(g.t, open, "the stream has ended: %v", g.err)
+	if !open {
+		require.NoError(g.t, g.err, "the stream has ended")
+	}
 	return m
 }
 

@@ -121,7 +121,7 @@ deployments:
   chat:
     policy: {prefix_cache_affinity: {}}
     target: warmpath-inferencepool:///chat.llm
-`, extproc.Options{}, nil)
+`, extproc.Options{Fallbacks: 2}, nil)
 	prompts := 0
 	picked := func() []string { // by twenty new prompts
 		all := make(map[string]bool)

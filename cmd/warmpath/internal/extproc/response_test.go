@@ -64,7 +64,7 @@ func TestUsage(t *testing.T) {
 					continue
 				}
 				r := new(recorder)
-				p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+				p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 				g := p.open(t, duplex)
 				if c.content == "application/grpc" {
 					g.headers(grpcHeaders(), nil, true)
@@ -102,7 +102,7 @@ const (
 // What is reported of a reservation, and when.
 func TestStages(t *testing.T) {
 	r := new(recorder)
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	for name, c := range map[string]struct {
 		status, grpcStatus string // the latter in trailers
 		code               codes.Code
@@ -149,7 +149,7 @@ func TestStages(t *testing.T) {
 // The reservation of a long request is renewed until it ends.
 func TestRenewal(t *testing.T) {
 	r := &recorder{lease: 30}
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	g := p.open(t, duplex)
 	g.headers(chatHeaders(), nil, true)
 	g.picked()
@@ -170,7 +170,7 @@ func TestRenewal(t *testing.T) {
 // Wherever a stream breaks, the reservation is released.
 func TestAborts(t *testing.T) {
 	r := new(recorder)
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	text := prompt("hello")
 	steps := []func(*gateway){
 		func(g *gateway) {},
@@ -235,7 +235,7 @@ func TestAborts(t *testing.T) {
 // Messages of gRPC are read by their dialect, the first one without waiting for the end of the stream.
 func TestGRPCBodies(t *testing.T) {
 	r := new(recorder)
-	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
+	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
 	message := field(field(nil, 1, "id"), 3, "hello "+strings.Repeat("x", 100))
 	for name, c := range map[string]struct {
 		path, body string

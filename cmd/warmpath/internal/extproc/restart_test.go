@@ -89,7 +89,7 @@ deployments:
 `, engines[0].address, engines[1].address)
 	for _, name := range []string{"first", "again"} {
 		t.Run(name, func(t *testing.T) {
-			p := startPicker(t, config, extproc.Options{}, nil)
+			p := startPicker(t, config, extproc.Options{Fallbacks: 2}, nil)
 			learned := func(what string, all func(busy uint32, blocks uint64) bool) {
 				require.Eventually(t, func() bool {
 					a := p.deployment(t).GetReplicas()[0]
