@@ -17,8 +17,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// handover is warmpath under another name: a service config that names the other one makes gRPC build a second balancer
-// beside the first, which serves until the second is connected.
+// handover is warmpath under another name. A service config with this name makes gRPC build a second balancer beside
+// the first, which serves until the second is connected.
 type handover struct{ balancer.Builder }
 
 func (handover) Name() string { return "handover_of_tests" }
@@ -42,9 +42,9 @@ func occupied(t *testing.T) (r *replica, entered, release chan struct{}) {
 	}}), entered, release
 }
 
-// Issue 12.39: calls wait for room while one balancer hands over to another, as before and after.
+// Issue 12.39: calls wait for room before, during and after the handover from one balancer to another.
 func TestQueueDuringHandover(t *testing.T) {
-	l := listenLoopback(t) // connects, and never becomes ready
+	l := listenLoopback(t) // accepts connections, and never becomes ready
 	t.Cleanup(func() { _ = l.Close() })
 	r, entered, release := occupied(t)
 	sc := func(name string) string {
@@ -77,7 +77,8 @@ func TestQueueDuringHandover(t *testing.T) {
 	require.EqualValues(t, 3, r.calls.Load())
 }
 
-// Issue 12.39: calls that wait for room when the channel is closed end as gRPC ends calls, and not as refused ones.
+// Issue 12.39: calls that wait for room when the channel is closed end with gRPC's own error, and not as refused
+// calls.
 func TestQueueDuringClose(t *testing.T) {
 	r, entered, _ := occupied(t)
 	for range 10 {

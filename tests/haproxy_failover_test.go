@@ -16,7 +16,7 @@ import (
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// Of two look-aside servers one is enough, whichever it is and whatever is wrong with the other.
+// One healthy look-aside server of two is enough, whichever it is and however the other fails.
 func TestHAProxyFailsOver(t *testing.T) {
 	for name, broken := range map[string]func(t *testing.T) string{
 		"dead": func(t *testing.T) string { return freeAddr(t) },
@@ -48,7 +48,7 @@ func TestHAProxyFailsOver(t *testing.T) {
 	}
 }
 
-// While both are there, one is asked: it knows what was sent where.
+// While both servers are up, HAProxy asks only one, which sees all routes.
 func TestHAProxyAsksOneOfTwo(t *testing.T) {
 	replicas := httpReplicas(t)
 	a := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { name(w, "r1") })
@@ -69,7 +69,7 @@ func TestHAProxyAsksOneOfTwo(t *testing.T) {
 	}
 }
 
-// The server's refusals reach the client as they are.
+// The server's refusals reach the client unchanged.
 func TestHAProxyPassesRefusalsOn(t *testing.T) {
 	replicas := httpReplicas(t)
 	s, at := httpLookAside(t, replicas, "round_robin: {}", "max_reservations: 2\n")
@@ -92,7 +92,7 @@ func TestHAProxyPassesRefusalsOn(t *testing.T) {
 	require.Equal(t, "server_unreachable", f.post(strings.NewReader(chat("x"))).reason)
 }
 
-// A replica that HAProxy knows to be down is not taken: it asks for another.
+// If HAProxy has marked a picked replica as down, it asks for another pick.
 func TestHAProxyAsksForAnother(t *testing.T) {
 	replicas := httpReplicas(t)
 	_, at := httpLookAside(t, replicas, "consistent_hash: {}", "")
@@ -105,7 +105,7 @@ func TestHAProxyAsksForAnother(t *testing.T) {
 		before[n] = post(n).replica
 	}
 	replicas[1].Close()
-	for n := range 12 { // before HAProxy has noticed, and after
+	for n := range 12 { // before HAProxy has marked it as down, and after
 		require.Equal(t, http.StatusOK, post(n).code)
 	}
 	eventually(t, "HAProxy finds it down", func() bool { return strings.Contains(f.log.String(), "replicas/r1 is DOWN") })
@@ -137,7 +137,7 @@ func TestHAProxyAsksForAnother(t *testing.T) {
 	require.Equal(t, "r1,r1", asked[2].Get(httpendpoint.HeaderExclude))
 }
 
-// A rank that was picked reaches the replica.
+// The rank in a pick reaches the replica.
 func TestHAProxySendsTheRank(t *testing.T) {
 	replicas := httpReplicas(t)
 	fake := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) {
@@ -148,8 +148,8 @@ func TestHAProxySendsTheRank(t *testing.T) {
 	require.Equal(t, []string{"3"}, replicas[2].ranks)
 }
 
-// What clients of HAProxy do: HTTP/2, one connection for many requests, bodies that wait to be asked for, long ones, ends
-// without a body.
+// Features that clients of HAProxy use: HTTP/2, many requests on one connection, Expect: 100-continue, long bodies,
+// and no body.
 func TestHAProxyClients(t *testing.T) {
 	replicas := httpReplicas(t)
 	_, at := httpLookAside(t, replicas, "prefix_cache_affinity: {}", "")
@@ -172,7 +172,7 @@ func TestHAProxyClients(t *testing.T) {
 				}
 			}
 			ctx, cancel := context.WithCancel(deadline(t))
-			body, more := io.Pipe() // a client that goes away in the middle of its body
+			body, more := io.Pipe() // the client disconnects in the middle of its body
 			q, err := http.NewRequestWithContext(ctx, http.MethodPost, f.url, body)
 			require.NoError(t, err)
 			done := make(chan error, 1)
@@ -190,7 +190,7 @@ func TestHAProxyClients(t *testing.T) {
 	}
 }
 
-// Many at once are all answered, and spread.
+// Many concurrent requests are all answered, and spread over the replicas.
 func TestHAProxyUnderLoad(t *testing.T) {
 	replicas := httpReplicas(t)
 	_, at := httpLookAside(t, replicas, "power_of_two_choices: {}", "")
@@ -230,7 +230,7 @@ func TestHAProxyUnderLoad(t *testing.T) {
 	}
 }
 
-// A body that comes slowly is waited for, since no replica could begin without it; one that never comes ends with 408.
+// HAProxy waits for a slow body, since no replica can begin without it. A body that never ends gets status 408.
 func TestHAProxySlowBody(t *testing.T) {
 	replicas := httpReplicas(t)
 	fake := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { name(w, "r1") })
@@ -240,7 +240,7 @@ func TestHAProxySlowBody(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		_, err := io.WriteString(more, whole[:2000])
-		if a, errGet := f.client.Get(f.url + "/v1/models"); errGet == nil { // others are served meanwhile
+		if a, errGet := f.client.Get(f.url + "/v1/models"); errGet == nil { // other requests are served meanwhile
 			a.Body.Close()
 		}
 		_, errRest := io.WriteString(more, whole[2000:])
@@ -248,17 +248,17 @@ func TestHAProxySlowBody(t *testing.T) {
 	}()
 	require.Equal(t, "r1", f.post(body).replica)
 	require.NoError(t, <-done)
-	require.Equal(t, []string{whole}, fake.said())
+	require.Equal(t, []string{whole}, fake.receivedBodies())
 	require.Equal(t, []string{whole}, replicas[1].served())
 
 	f = startHAProxy(t, fake.addr(), fake.addr(), replicas, "WARMPATH_FORWARD_BODY=1", "WARMPATH_BODY_TIMEOUT=200ms")
 	never, open := io.Pipe()
 	t.Cleanup(func() { open.Close() })
 	require.Equal(t, http.StatusRequestTimeout, f.post(never).code)
-	require.Len(t, fake.said(), 1)
+	require.Len(t, fake.receivedBodies(), 1)
 }
 
-// HAProxy shows its token, and keeps the client's.
+// HAProxy sends its own token to the server, and not the client's.
 func TestHAProxyToken(t *testing.T) {
 	replicas := httpReplicas(t)
 	_, at := httpLookAside(t, replicas, "round_robin: {}", "principals: [{name: proxy, token: proxy-0123456789abcd}]\n")
@@ -268,7 +268,8 @@ func TestHAProxyToken(t *testing.T) {
 	require.Equal(t, "unauthenticated", f.post(strings.NewReader(chat("x")), "Authorization", "Bearer proxy-0123456789abcd").reason)
 }
 
-// Issue 12.47: requests under way on replicas that are killed, and those right behind them, are answered by the one that is left.
+// Issue 12.47: when replicas are killed, the one that is left answers the requests under way on them, and the next
+// ones.
 func TestHAProxyAfterReplicasDie(t *testing.T) {
 	replicas := httpReplicas(t)
 	started := make(chan struct{}, 100)
@@ -280,7 +281,7 @@ func TestHAProxyAfterReplicasDie(t *testing.T) {
 	for _, r := range replicas[:2] {
 		r.post.Store(&hang)
 	}
-	fake := newFakeServer(t, func(w http.ResponseWriter, q *http.Request) { // excludes the dead one by one
+	fake := newFakeServer(t, func(w http.ResponseWriter, q *http.Request) { // names the first replica that is not excluded
 		for _, id := range []string{"r0", "r1", "r2"} {
 			if !strings.Contains(q.Header.Get(httpendpoint.HeaderExclude), id) {
 				name(w, id)

@@ -24,7 +24,7 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// httpReplica is a model server that speaks OpenAI's HTTP, as far as HAProxy sees it.
+// httpReplica is a model server with OpenAI's HTTP API, as far as HAProxy uses it.
 type httpReplica struct {
 	*httptest.Server
 	name string
@@ -67,7 +67,7 @@ func (r *httpReplica) served() []string {
 
 func (r *httpReplica) addr() string { return r.Listener.Addr().String() }
 
-// frontend is a HAProxy with the example's configuration, and what stands behind it.
+// frontend is a HAProxy with the example's configuration, and its backends.
 type frontend struct {
 	t        *testing.T
 	url      string
@@ -88,9 +88,9 @@ func (f *frontend) post(body io.Reader, headers ...string) outcome {
 	a, err := f.client.Do(q)
 	require.NoError(f.t, err)
 	defer a.Body.Close()
-	said, err := io.ReadAll(a.Body)
+	text, err := io.ReadAll(a.Body)
 	require.NoError(f.t, err)
-	return outcome{a.StatusCode, a.Header.Get("X-Warmpath-Replica"), a.Header.Get(httpendpoint.HeaderReason), string(said)}
+	return outcome{a.StatusCode, a.Header.Get("X-Warmpath-Replica"), a.Header.Get(httpendpoint.HeaderReason), string(text)}
 }
 
 // startHAProxy starts the example in front of three replicas, with these look-aside servers.
@@ -115,7 +115,7 @@ func startHAProxy(t *testing.T, a, b string, replicas []*httpReplica, env ...str
 		stop()
 		_ = cmd.Wait()
 		if t.Failed() {
-			t.Logf("HAProxy says:\n%s", &f.log)
+			t.Logf("HAProxy's log:\n%s", &f.log)
 		}
 	})
 	answers(t, listen)
@@ -134,7 +134,7 @@ func httpReplicas(t *testing.T) []*httpReplica {
 	return all
 }
 
-// httpLookAside is a look-aside server for the replicas, and the address of its HTTP door.
+// httpLookAside is a look-aside server for the replicas. It returns the address of its HTTP endpoint.
 func httpLookAside(t *testing.T, replicas []*httpReplica, policy, more string) (*server.Server, string) {
 	t.Helper()
 	var fleet strings.Builder
@@ -158,7 +158,7 @@ func httpLookAside(t *testing.T, replicas []*httpReplica, policy, more string) (
 // outcome is what a client sees of a request.
 type outcome struct {
 	code            int
-	replica, reason string // as the headers say
+	replica, reason string // from the headers
 	body            string
 }
 
@@ -166,13 +166,13 @@ func chat(system string) string {
 	return `{"model":"llama","messages":[{"role":"system","content":"` + system + `"},{"role":"user","content":"hi"}]}`
 }
 
-// name answers as the look-aside server does.
+// name names a replica, in the form of the look-aside server's answer.
 func name(w http.ResponseWriter, id string) {
 	w.Header().Set(httpendpoint.HeaderReason, "ring")
 	fmt.Fprintf(w, `{"replica_id":%q,"host":"h","port":1}`, id)
 }
 
-// fakeServer is what HAProxy asks in place of a look-aside server.
+// fakeServer is the server that HAProxy asks in place of a look-aside server.
 type fakeServer struct {
 	*httptest.Server
 
@@ -183,7 +183,7 @@ type fakeServer struct {
 
 func (f *fakeServer) addr() string { return f.Listener.Addr().String() }
 
-func (f *fakeServer) said() []string {
+func (f *fakeServer) receivedBodies() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]string(nil), f.bodies...)
@@ -212,7 +212,7 @@ func newFakeServer(t *testing.T, answer http.HandlerFunc) *fakeServer {
 	return f
 }
 
-// babbler accepts connections and answers what is no HTTP.
+// babbler accepts connections and sends bytes that are not HTTP.
 func babbler(t *testing.T) string {
 	t.Helper()
 	lis := listenLoopback(t)
@@ -233,7 +233,7 @@ func babbler(t *testing.T) string {
 	return lis.Addr().String()
 }
 
-// babble answers health checks well and everything else badly.
+// babble answers health checks correctly and every other request with garbage.
 func babble(c net.Conn) {
 	defer c.Close()
 	b := make([]byte, 4096)

@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pacedReplica writes an event when the one before has reached the client, or after 100 ms. It returns a handler and
-// the channel that takes the client's receipts.
+// pacedReplica writes each event after the client has received the one before, or after 100 ms. It returns a handler
+// and the channel of the client's receipts.
 func pacedReplica(events int) (h http.HandlerFunc, received chan<- struct{}, late func() int) {
 	receipts := make(chan struct{}, events)
 	var mu sync.Mutex
@@ -41,7 +41,7 @@ func pacedReplica(events int) (h http.HandlerFunc, received chan<- struct{}, lat
 	}
 }
 
-// Issue 12.1: small events pass through HAProxy one by one, each before the next one is written.
+// Issue 12.1: small events pass through HAProxy one by one, each before the replica writes the next.
 func TestHAProxyDoesNotDelayEvents(t *testing.T) {
 	const events = 5
 	late := 0

@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// Sessions stay where they are, on the replica that the look-aside server names, and the answers stream through.
+// Sessions stay on the replica that the look-aside server names, and the answers stream through.
 func TestHAProxyRoutesBySession(t *testing.T) {
 	replicas := httpReplicas(t)
 	_, a := httpLookAside(t, replicas, "consistent_hash: {}", "")
@@ -34,25 +34,25 @@ func TestHAProxyRoutesBySession(t *testing.T) {
 	require.Greater(t, len(used), 1)
 	require.NotContains(t, f.log.String(), "messages")
 
-	a1, err := f.client.Get(f.url + "/v1/models") // nobody is asked
+	a1, err := f.client.Get(f.url + "/v1/models") // no server is asked
 	require.NoError(t, err)
 	defer a1.Body.Close()
 	require.Equal(t, http.StatusOK, a1.StatusCode)
 	require.Empty(t, a1.Header.Get(httpendpoint.HeaderReason))
 }
 
-// The body goes along only where the flag is set; then prompts go where their prefix is warm, also those that are longer than
-// HAProxy's buffer, and the replica gets all of them.
+// HAProxy forwards the body only if the flag is set. Then a prompt goes to the replica where its prefix is warm, also
+// if it is longer than HAProxy's buffer, and the replica gets all of it.
 func TestHAProxyForwardsTheBody(t *testing.T) {
 	replicas := httpReplicas(t)
 	fake := newFakeServer(t, func(w http.ResponseWriter, r *http.Request) { name(w, "r0") })
 	f := startHAProxy(t, fake.addr(), fake.addr(), replicas)
 	require.Equal(t, "r0", f.post(strings.NewReader(chat("secret"))).replica)
-	require.Equal(t, []string{""}, fake.said())
+	require.Equal(t, []string{""}, fake.receivedBodies())
 
 	f = startHAProxy(t, fake.addr(), fake.addr(), replicas, "WARMPATH_FORWARD_BODY=1")
 	require.Equal(t, "r0", f.post(strings.NewReader(chat("whole"))).replica)
-	require.Equal(t, []string{"", chat("whole")}, fake.said())
+	require.Equal(t, []string{"", chat("whole")}, fake.receivedBodies())
 
 	_, a := httpLookAside(t, replicas, "prefix_cache_affinity: {}", "")
 	f = startHAProxy(t, a, a, replicas, "WARMPATH_FORWARD_BODY=1")
@@ -76,8 +76,8 @@ func TestHAProxyForwardsTheBody(t *testing.T) {
 	require.Equal(t, 12, sizes[len(chat(strings.Repeat("Rule 0. ", 300_000/8)))])
 }
 
-// Issue 12.26: without a pick the request ends as docs/http-endpoint.md describes: with the reason there, a 503 and no request to a
-// replica or, where it fails open, at the least busy replica.
+// Issue 12.26: without a pick the request ends as docs/http-endpoint.md describes: with a reason, status 503 and no
+// request to a replica. If HAProxy is set to fail open, the request goes to the least busy replica.
 func TestHAProxyWithoutAPick(t *testing.T) {
 	answer := func(code int, reason, body string) func(t *testing.T) string {
 		return func(t *testing.T) string {
@@ -137,7 +137,7 @@ func TestHAProxyWithoutAPick(t *testing.T) {
 	}
 }
 
-// Issue 12.26: a router that sends no reason has picked all the same.
+// Issue 12.26: a pick is valid without a reason.
 func TestHAProxyNeedsNoReason(t *testing.T) {
 	replicas := httpReplicas(t)
 	fake := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, `{"replica_id":"r2"}`) })

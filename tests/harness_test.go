@@ -41,12 +41,12 @@ func config(policy string, more ...string) string {
 	return s + "}"
 }
 
-// replica is a test server whose behaviour a test sets.
+// replica is a test server that a test configures.
 type replica struct {
 	testpb.UnimplementedTestServiceServer
 	addr   string
 	server *grpc.Server
-	beside func(*grpc.Server) // registers what else it serves
+	beside func(*grpc.Server) // registers additional services
 
 	unary  func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error)
 	stream func(*testpb.StreamingOutputCallRequest, grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error
@@ -223,7 +223,7 @@ func eventually(t testing.TB, what string, ok func() bool) {
 	require.Eventually(t, ok, time.Minute, 2*time.Millisecond, what)
 }
 
-// connected waits until the channel has met every replica.
+// connected waits until the channel has connections to all replicas.
 func connected(t testing.TB, cc *grpc.ClientConn, rs []*replica) {
 	t.Helper()
 	stub := testpb.NewTestServiceClient(cc)
@@ -243,7 +243,7 @@ func insecureOption() grpc.DialOption {
 	return grpc.WithTransportCredentials(insecure.NewCredentials())
 }
 
-// needs skips a test without a program that it needs, or fails it where everything must be tried.
+// needs skips a test if a program that it needs is missing. With WARMPATH_REQUIRE_ALL the test fails instead.
 func needs(t testing.TB, what string, err error) {
 	t.Helper()
 	switch {

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// house lists the rooms from the roof down: an import may only point down the
-// list, and what stands in one room with a slash is one room.
+// house lists the rooms from the top down. A package may import its own room and the rooms below. An entry that ends
+// in /* has only the packages below that folder.
 var house = []string{
 	"cmd/warmpath",
 	"tests",
@@ -96,7 +96,7 @@ func list(t *testing.T) []listed {
 	return all
 }
 
-// room returns the place of a package in the house, the most special one first.
+// room returns the index of a package's room: the longest entry that matches.
 func room(pkg string) int {
 	rel := strings.TrimPrefix(pkg, module+"/")
 	best, length := -1, -1
@@ -113,7 +113,7 @@ func room(pkg string) int {
 	return best
 }
 
-func TestArrowsPointDown(t *testing.T) {
+func TestImportsPointDown(t *testing.T) {
 	packages := list(t)
 	if len(packages) < 10 {
 		t.Fatalf("go list found %d packages", len(packages))
@@ -129,15 +129,14 @@ func TestArrowsPointDown(t *testing.T) {
 				continue
 			}
 			if to := room(imp); to < from {
-				t.Errorf("%s imports %s: the arrow points up", p.ImportPath, imp)
+				t.Errorf("%s imports %s, which is in a room above", p.ImportPath, imp)
 			}
 		}
 	}
 }
 
-// The core knows no gRPC, HTTP, protobuf or network, and nothing that an
-// application links registers an engine's proto names.
-func TestCoreKnowsNoNetwork(t *testing.T) {
+// The core imports no gRPC, HTTP, protobuf or network package.
+func TestCoreImportsNoNetwork(t *testing.T) {
 	core := []string{"internal/router", "internal/cacheview", "internal/kvindex", "internal/rendezvous", "balancer/policy/"}
 	foreign := []string{"google.golang.org/grpc", "google.golang.org/protobuf", "net", "net/http", "net/url"}
 	for _, p := range list(t) {
@@ -159,7 +158,7 @@ func TestCoreKnowsNoNetwork(t *testing.T) {
 	}
 }
 
-func TestEnginesStayBehindTheWall(t *testing.T) {
+func TestClientsLinkNoEngine(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/internal/balancer")
 	out, err := cmd.Output()
 	if err != nil {

@@ -31,7 +31,7 @@ func TestHTTPEndpointPage(t *testing.T) {
 	}
 }
 
-// Every variable and reason of the HAProxy example is on its page, and the command there starts.
+// Every variable and reason of the HAProxy example is on its page, and the page's command starts HAProxy.
 func TestHAProxyPage(t *testing.T) {
 	page := section(t, "docs/http-endpoint.md", "## HAProxy")
 	source := readDoc(t, "examples/haproxy/haproxy.cfg") + readDoc(t, "examples/haproxy/warmpath.lua")

@@ -28,7 +28,7 @@ func sleeps(t testing.TB, cc *grpc.ClientConn) {
 	}
 }
 
-// dialled is a channel of either kind, from one list of options for all of a kind.
+// dialled opens a channel of one of two kinds. All channels of a kind share one list of options.
 func dialled(t testing.TB, how, target string, own []client.Option, more ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	more = append([]grpc.DialOption{insecureOption(), grpc.WithNoProxy()}, more...)
@@ -45,8 +45,8 @@ func dialled(t testing.TB, how, target string, own []client.Option, more ...grpc
 	return cc
 }
 
-// What a channel learned survives its sleep: the index still knows where the
-// prefixes are, although spilling put them elsewhere than the rendezvous order would.
+// A channel keeps its index while it is idle: prefixes are still found where spilling sent them, although the
+// rendezvous order names other replicas.
 func TestIndexSurvivesIdleness(t *testing.T) {
 	for _, how := range []string{"New", "DialOptions"} {
 		t.Run(how, func(t *testing.T) {
@@ -63,7 +63,7 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 				})
 			}
 			text := func(i int) string { return strings.Repeat(fmt.Sprintf("document %d. ", i), 100) }
-			// Each document goes somewhere by exclusion, not by the rendezvous order.
+			// Exclusion, not the rendezvous order, decides where each document goes.
 			home := make(map[int]string)
 			for i := range 12 {
 				var d client.Decision
@@ -74,7 +74,8 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 			}
 			for round := range 2 {
 				sleeps(t, cc)
-				// Wake it up, keep it awake, and wait for all: a call goes to who is connected.
+				// Wake the channel up, keep it awake, and wait for all connections: a call goes to a connected
+				// replica.
 				awake, err := stub.FullDuplexCall(client.WithPin(deadline(t), rs[0].addr), grpc.WaitForReady(true))
 				require.NoError(t, err)
 				for _, r := range rs {
@@ -100,8 +101,7 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 	}
 }
 
-// Calls that come while the channel falls asleep and wakes up do not fail, hang
-// or leave anything booked.
+// Calls that start while the channel becomes idle or wakes up do not fail or hang, and leave no reservation.
 func TestCallsAcrossIdleness(t *testing.T) {
 	for _, how := range []string{"New", "DialOptions"} {
 		t.Run(how, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestCallsAcrossIdleness(t *testing.T) {
 			for range workers {
 				require.NoError(t, <-errs)
 			}
-			eventually(t, "nothing is booked", func() bool { return m.ongoing(t) == 0 })
+			eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
 		})
 	}
 }
@@ -156,8 +156,7 @@ func TestOneListManyChannels(t *testing.T) {
 	}
 }
 
-// A closed channel is collected with all that it learned, even while the list of
-// options that it was dialled with is in use.
+// A closed channel is collected with its index, even while its list of options is in use.
 func TestClosedChannelsAreCollected(t *testing.T) {
 	rs := replicas(t, 2)
 	own := []client.Option{client.WithConfig(config(`{"prefix_cache_affinity":{}}`))}

@@ -20,7 +20,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
-// A client knows what others have warmed: a prompt that it has never sent goes where somebody else has.
+// A client sees which prefixes other clients have warmed: a prompt that it never sent goes to a warm replica.
 func TestKVEventsReachTheRouter(t *testing.T) {
 	for name, c := range map[string]struct {
 		encoding kvpublish.Encoding
@@ -81,7 +81,8 @@ func TestKVEventsOfAChannelAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "kv_events")
 }
 
-// A replica that is down holds up no change of the configuration: its events, which wait for a connection, end at once.
+// A replica that is down does not delay a change of the configuration: its event stream, which waits for a
+// connection, ends at once.
 func TestKVEventsOfAReplicaThatIsDownEnd(t *testing.T) {
 	const events = `"kv_events":"grpc:vllm"`
 	for _, tt := range []struct {
@@ -101,7 +102,7 @@ func TestKVEventsOfAReplicaThatIsDownEnd(t *testing.T) {
 			require.NoError(t, err)
 			cc.Connect()
 			ctx := deadline(t)
-			inTime := func(what string, f func()) { // a channel that hangs does not hang the test
+			inTime := func(what string, f func()) { // a channel that hangs does not block the test
 				t.Helper()
 				done := make(chan struct{})
 				go func() { defer close(done); f() }()

@@ -23,7 +23,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
-// contents is what an engine's cache really holds.
+// contents is the actual content of an engine's cache.
 type contents struct {
 	mu   sync.Mutex // guards the set
 	held map[uint64]bool
@@ -109,7 +109,7 @@ func (s *simulated) kill() {
 	}
 }
 
-// cutEvents breaks every connection that events come through.
+// cutEvents breaks every connection that carries events.
 func (s *simulated) cutEvents() {
 	for _, p := range []*proxy{s.feed, s.pub, s.back} {
 		p.cut()
@@ -124,7 +124,7 @@ func (s *simulated) kvEvents() string {
 	return "tcp://" + s.pub.addr() + "?topic=kv"
 }
 
-// kvEventsReplay is the other one.
+// kvEventsReplay is the engine's attribute of the same name.
 func (s *simulated) kvEventsReplay() string {
 	if s.encoding == "" {
 		return ""
@@ -132,7 +132,7 @@ func (s *simulated) kvEventsReplay() string {
 	return "tcp://" + s.back.addr()
 }
 
-// next is the number that a follower who has heard everything expects.
+// next is the next sequence number for a follower that has received all events.
 func (s *simulated) next() uint64 {
 	if s.encoding == "" {
 		return s.log.Next() + 1
@@ -148,7 +148,7 @@ type known struct {
 	slots map[string]kvindex.Slot
 }
 
-// slot returns the slot of a replica, a new one if what it holds is cleared.
+// slot returns the slot of a replica, or a new slot if the contents are cleared.
 func (k *known) slot(id string, cleared bool) kvindex.Slot {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -179,7 +179,7 @@ func (k *known) changed(changes []policy.CacheChange) {
 	}
 }
 
-// holds is what the index has of a replica.
+// holds returns the index's contents for a replica.
 func (k *known) holds(id string) map[uint64]bool {
 	slot := k.slot(id, false)
 	k.mu.Lock()
@@ -194,7 +194,7 @@ func (k *known) holds(id string) map[uint64]bool {
 	return held
 }
 
-// eventWorld is engines, and a manager that feeds an index with what they say.
+// eventWorld is a set of engines, and a manager that feeds an index with their events.
 type eventWorld struct {
 	t       *testing.T
 	engines []*simulated
@@ -296,7 +296,7 @@ func (s *simulated) ask(id string, tokens []uint32, output int) error {
 	return err
 }
 
-// quiet waits until everything that was said has been applied.
+// quiet waits until all published events have been applied.
 func (w *eventWorld) quiet() []kvevents.Status {
 	w.t.Helper()
 	require.Eventually(w.t, func() bool {
@@ -314,7 +314,7 @@ func (w *eventWorld) quiet() []kvevents.Status {
 	return w.manager.Status()
 }
 
-// exact checks that the index is what the engines hold.
+// exact checks that the index equals the engines' caches.
 func (w *eventWorld) exact() []kvevents.Status {
 	w.t.Helper()
 	sts := w.quiet()

@@ -93,8 +93,7 @@ func largeMessages() map[string][]byte {
 	}
 }
 
-// stopwatch measures how long something takes: by the clock, or by the process's own time where the machine has other
-// things to do.
+// stopwatch measures a duration by the clock, or by the process's own time if the machine is busy.
 type stopwatch struct {
 	began time.Time
 	used  time.Duration
@@ -154,7 +153,7 @@ func (w *largeWorld) applied(t *testing.T) uint64 {
 	return a.GetDeployments()[0].GetReplicas()[0].GetEvents().GetMessages()
 }
 
-// times are how long things take while large messages are applied.
+// times are the durations of operations while large messages are applied.
 type times struct{ message, status, update, close time.Duration }
 
 // measure publishes three large messages and closes the server when the first one is applied.
@@ -180,8 +179,8 @@ func (w *largeWorld) measure(t *testing.T, payload []byte) (d times) {
 	return d
 }
 
-// Issue 12.29: a KV-event message of the largest size allowed, whatever is in it, is applied in seconds, and delays
-// neither GetStatus, Update nor Close.
+// Issue 12.29: a KV-event message of the largest size allowed, whatever its content, is applied in seconds, and does
+// not delay GetStatus, Update or Close.
 func TestLargeKVEventMessages(t *testing.T) {
 	for name, payload := range largeMessages() {
 		t.Run(name, func(t *testing.T) {

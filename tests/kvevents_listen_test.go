@@ -20,7 +20,8 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// storesOf is a batch that stores a prompt's blocks of 16 tokens, as vLLM writes it but for the parent of the first.
+// storesOf is a batch that stores a prompt's blocks of 16 tokens, in vLLM's format except for the parent of the first
+// block.
 func storesOf(t *testing.T, prompt []uint32, parent any) []byte {
 	t.Helper()
 	tokens := make([]any, len(prompt))
@@ -36,7 +37,7 @@ func storesOf(t *testing.T, prompt []uint32, parent any) []byte {
 	return b
 }
 
-// stored collects what replicas are known to hold.
+// stored collects the contents that events report for replicas.
 type stored struct {
 	mu  sync.Mutex // guards the map
 	all map[string]map[uint64]bool
@@ -83,7 +84,7 @@ func followEvents(t *testing.T, replicas ...policy.Attributes) (*kvevents.Manage
 	return m, s
 }
 
-// Issue 12.48: a parent hash of 0 is none, as llm-d writes it.
+// Issue 12.48: a parent hash of 0 means no parent, as in llm-d's events.
 func TestKVEventsWithoutAParent(t *testing.T) {
 	e := newZMQEngine(t)
 	_, known := followEvents(t, policy.Attributes{ID: "r", KVEvents: "tcp://" + e.address()})
@@ -93,7 +94,7 @@ func TestKVEventsWithoutAParent(t *testing.T) {
 	known.only(t, "r", promptOf(1, 3), promptOf(2, 2))
 }
 
-// Issue 12.48: blocks whose parent is never stored are counted where an operator looks.
+// Issue 12.48: blocks whose parent is never stored are counted in the status.
 func TestOrphanedKVEventsAreInTheStatus(t *testing.T) {
 	e := newZMQEngine(t)
 	conn := lookAsideConn(t, "deployments:\n  chat:\n    policy: {kv_aware: {}}\n    replicas:\n"+
@@ -110,8 +111,8 @@ func TestOrphanedKVEventsAreInTheStatus(t *testing.T) {
 	})
 }
 
-// Issue 12.49: engines that dial one port are told apart by their topics, for every channel and deployment that follows
-// them, and one that dials again takes its own place.
+// Issue 12.49: engines that dial one port are distinguished by their topics, in every channel and deployment that
+// follows them. An engine that dials again keeps its identity.
 func TestEnginesThatDialOnePort(t *testing.T) {
 	port := freePort(t)
 	replica := func(n int) policy.Attributes {
@@ -160,8 +161,8 @@ func TestEnginesThatDialOnePort(t *testing.T) {
 	})
 }
 
-// Issue 12.49: two replicas whose topics do not tell them apart do not get each other's events.
-func TestEnginesThatCannotBeToldApart(t *testing.T) {
+// Issue 12.49: two replicas whose topics are not distinct do not get each other's events.
+func TestEnginesWithOverlappingTopics(t *testing.T) {
 	port := freePort(t)
 	m, known := followEvents(t, policy.Attributes{ID: "a", Address: "a:1", KVEvents: "tcp://*:" + port})
 	e := newZMQEngine(t)

@@ -50,8 +50,8 @@ func (s *ranksStream) RecvMsg(m any) error {
 	return nil
 }
 
-// Issue 12.39: negative ranks in KV events are not remembered.
-func TestNegativeRanksAreNotRemembered(t *testing.T) {
+// Issue 12.39: negative ranks in KV events are not stored.
+func TestNegativeRanksAreNotStored(t *testing.T) {
 	conn := &manyRanks{ended: make(chan struct{})}
 	m := kvevents.NewManager(kvevents.Options{
 		Sink:    func([]policy.CacheChange) {},

@@ -40,7 +40,7 @@ func TestKVEventsAddUpToTheCaches(t *testing.T) {
 	}
 }
 
-func TestKVEventsOfWhoeverComesLate(t *testing.T) {
+func TestKVEventsOfALateSubscriber(t *testing.T) {
 	w := &eventWorld{t: t, engines: eightEngines(t, nil)}
 	w.load(2, 30, func() {})
 	newEventWorld(t, w.engines, kvevents.Options{}).exact()
@@ -49,7 +49,7 @@ func TestKVEventsOfWhoeverComesLate(t *testing.T) {
 func TestKVEventsAfterARestart(t *testing.T) {
 	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{})
 	w.load(3, 60, func() {
-		w.said(30)
+		w.published(30)
 		for _, e := range w.engines[:4] {
 			e.kill()
 			e.boot()
@@ -68,8 +68,8 @@ func TestKVEventsAfterARestart(t *testing.T) {
 func TestKVEventsOverACutConnection(t *testing.T) {
 	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{})
 	w.load(5, 60, func() {
-		for said := range uint64(3) {
-			w.said(20 * (1 + said))
+		for round := range uint64(3) {
+			w.published(20 * (1 + round))
 			for _, e := range w.engines {
 				e.cutEvents()
 			}
@@ -81,8 +81,8 @@ func TestKVEventsOverACutConnection(t *testing.T) {
 	}
 }
 
-// said waits until every engine has said this many batches.
-func (w *eventWorld) said(batches uint64) {
+// published waits until every engine has published this many batches.
+func (w *eventWorld) published(batches uint64) {
 	for _, e := range w.engines {
 		for _, next, more := e.log.From(0); next < batches; _, next, more = e.log.From(0) {
 			<-more
@@ -96,14 +96,14 @@ func TestKVEventsWithMessagesDropped(t *testing.T) {
 	w.lossy.Store(true)
 	w.load(6, 60, func() {})
 	w.lossy.Store(false)
-	w.load(7, 2, func() {}) // that a stream lost its last message shows in the next one only
+	w.load(7, 2, func() {}) // if a stream loses its last message, the gap shows only in the next message
 	for _, st := range w.exact() {
 		require.Zero(t, st.Clears, "%+v", st)
 		require.Positive(t, st.Gaps+st.Replays, "%+v", st)
 	}
 }
 
-// What does not fit in the budget is forgotten: the index then knows less than the engines hold, and nothing else.
+// Contents above the memory budget are evicted: the index then has a subset of the engines' contents.
 func TestKVEventsAboveTheBudget(t *testing.T) {
 	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{MaxBytes: 40 * 80})
 	w.load(7, 40, func() {})

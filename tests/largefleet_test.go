@@ -18,15 +18,15 @@ import (
 	"github.com/warmpath/warmpath/internal/fleet"
 )
 
-// In a fleet too large for a connection each, only those picked are connected,
-// and every session reaches its agreed replica.
+// In a fleet too large for one connection each, only picked replicas are connected, and every session reaches its
+// first replica in rendezvous order.
 func TestLargeFleetConnectsOnDemand(t *testing.T) {
 	rs := replicas(t, 6)
 	_, port, err := net.SplitHostPort(freeAddr(t))
 	require.NoError(t, err)
 	all := make([]*replica, 0, 1100)
 	all = append(all, rs...)
-	for i := len(all); i < cap(all); i++ { // addresses of loopback where nobody listens
+	for i := len(all); i < cap(all); i++ { // loopback addresses without a listener
 		all = append(all, &replica{addr: fmt.Sprintf("127.1.%d.%d:%s", i/250, i%250+1, port)})
 	}
 	require.Greater(t, len(all), balancer.EagerConnections)
@@ -34,7 +34,7 @@ func TestLargeFleetConnectsOnDemand(t *testing.T) {
 	for _, r := range rs {
 		live[r.addr] = r
 	}
-	// Sessions whose first replica is one that lives, and some whose is not.
+	// Sessions whose first replica is up, and some whose first replica is down.
 	var home, dead []string
 	for i := 0; len(home) < 6 || len(dead) < 3; i++ {
 		require.Less(t, i, 20000)
@@ -55,7 +55,7 @@ func TestLargeFleetConnectsOnDemand(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, 3*len(home), m.sum(t, "warmpath.decisions"), "one decision a call")
-	require.LessOrEqual(t, h.begun.Load(), int64(len(rs)), "nobody else was connected")
+	require.LessOrEqual(t, h.begun.Load(), int64(len(rs)), "no other replica was connected")
 	for _, s := range dead {
 		_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithSession(deadline(t), s), simple(""))
 		require.Contains(t, []codes.Code{codes.OK, codes.Unavailable}, status.Code(err), "%v", err)
@@ -63,7 +63,7 @@ func TestLargeFleetConnectsOnDemand(t *testing.T) {
 	require.Zero(t, m.ongoing(t))
 	require.Equal(t, connectivity.Ready, cc.GetState())
 
-	// The fleet shrinks below the boundary: now all are connected; and grows again.
+	// When the fleet shrinks below the threshold, all replicas are connected. Then it grows again.
 	mr.set(state("", rs...))
 	connected(t, cc, rs)
 	mr.set(state("", all...))
@@ -74,8 +74,8 @@ func TestLargeFleetConnectsOnDemand(t *testing.T) {
 	require.Zero(t, m.ongoing(t))
 }
 
-// Each call waits for the connection of its own replica: a policy without a key
-// does not open one after another.
+// Each call waits for the connection of its own replica. A policy without a key does not open one connection after
+// another.
 func TestLargeFleetRoundRobin(t *testing.T) {
 	rs := replicas(t, 8)
 

@@ -23,7 +23,7 @@ import (
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
-// opening has a function of the application open each stream: of a call, and of a prefill leg.
+// opening passes the opening of each stream, of a call and of a prefill leg, to a function of the test.
 func opening(f func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error)) grpc.DialOption {
 	return grpc.WithChainStreamInterceptor(func(
 		ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, open grpc.Streamer, opts ...grpc.CallOption,
@@ -32,7 +32,7 @@ func opening(f func(ctx context.Context, open func(context.Context) (grpc.Client
 	})
 }
 
-// notified has a function of the application called behind each message that a stream receives.
+// notified calls a function after each message that a stream receives.
 type notified struct {
 	grpc.ClientStream
 	then func()
@@ -46,7 +46,7 @@ func (r notified) RecvMsg(m any) error {
 	return err
 }
 
-// An interceptor inside may change the route of an attempt. The prefill leg stays where it is reserved.
+// An interceptor inside warmpath's may change the route of an attempt. The prefill leg stays on its reserved replica.
 func TestLegsOfAnotherRoute(t *testing.T) {
 	f := startLegFleet(t, 2, 2)
 	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
@@ -60,7 +60,7 @@ func TestLegsOfAnotherRoute(t *testing.T) {
 	f.idle(t)
 }
 
-// A retryPolicy cannot repeat a leg for which a replica was reserved; the call goes on with another pair.
+// A retryPolicy cannot repeat a leg with a reserved replica. The call goes on with another pair.
 func TestLegsWithRetryPolicy(t *testing.T) {
 	f := startLegFleet(t, 2, 2)
 	f.dial(t, grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"prefix_cache_affinity":{}}}}],
@@ -94,7 +94,8 @@ func (r *nixlReplica) Generate(_ *enginepb.GenerateRequest, s grpc.ServerStreami
 	}}})
 }
 
-// A call that ends when its prefill leg has answered begins no decode leg, also where one would not be cut off.
+// A call that ends when its prefill leg has answered starts no decode leg, even if a decode leg would drain rather
+// than be cancelled.
 func TestLegsCancelBetween(t *testing.T) {
 	var p, d nixlReplica
 	prefills, _ := serveLegs(t, func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, &p) })
@@ -135,7 +136,7 @@ func TestLegsCancelBetween(t *testing.T) {
 	require.Equal(t, before, d.legs.Load())
 }
 
-// held holds the header of a stream back.
+// held delays the header of a stream.
 type held struct {
 	grpc.ClientStream
 	until <-chan struct{}
@@ -147,8 +148,8 @@ func (h held) Header() (metadata.MD, error) {
 	return md, err
 }
 
-// A header of an attempt that has failed meanwhile is none of the attempt that has taken its place: what the prefill
-// leg has answered is of use until a decode leg has its first message.
+// A header of a failed attempt is not taken as a header of the next attempt. The answer of the prefill leg is reused
+// until a decode leg has its first message.
 func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 	f := startLegFleet(t, 1, 3)
 	var opened atomic.Int64
@@ -198,7 +199,7 @@ func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 	f.idle(t)
 }
 
-// Where the channel has another balancer meanwhile, an attempt has nothing of the legs of the last one.
+// If the channel has a new balancer, the next attempt keeps nothing of the last attempt's legs.
 func TestLegsUnderAnotherBalancer(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
 	u := members(f.members...)
@@ -225,7 +226,7 @@ func TestLegsUnderAnotherBalancer(t *testing.T) {
 	u.serviceConfig = `{"loadBalancingConfig":[{"round_robin":{}}]}`
 	directory.set(u)
 	eventually(t, "the other balancer", func() bool {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // gRPC may lose one on the connection that it gives up
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // gRPC may lose a call
 		defer cancel()
 		_, d, err := f.call(t, ctx, request())
 		return err == nil && d.Replica == ""
@@ -235,7 +236,7 @@ func TestLegsUnderAnotherBalancer(t *testing.T) {
 	f.idle(t)
 }
 
-// A mooncakeReplica is of a pair of which the one that decodes waits for the other's rank.
+// A mooncakeReplica belongs to a pair in which the decode replica waits for the rank of the prefill replica.
 type mooncakeReplica struct {
 	enginepb.UnimplementedVllmEngineServer
 	ranks chan *int32 // of prefill legs
@@ -254,7 +255,7 @@ func (r mooncakeReplica) Generate(q *enginepb.GenerateRequest, s grpc.ServerStre
 	return s.Send(&enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: new(enginepb.GenerateComplete)}})
 }
 
-// The rank of an engine that a decode leg names is the one that prefills, also where the policy chooses none.
+// A decode leg names the rank of the engine that prefills, also if the policy chooses no rank.
 func TestLegsOfARank(t *testing.T) {
 	r := mooncakeReplica{ranks: make(chan *int32, 1)}
 	register := func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, r) }
@@ -279,13 +280,13 @@ func TestLegsOfARank(t *testing.T) {
 	}
 }
 
-// While replicas of one role are being connected, calls wait for them as they wait in a channel of one replica.
+// While replicas of one role are being connected, calls wait for them as in a channel of one replica.
 func TestFirstCallsWaitForBothRoles(t *testing.T) {
 	p, d := startLegReplica(t, "p"), startLegReplica(t, "d")
 	pairOnly := `"dialects":[{"like":"/vllm.Inference/Generate","kv":{"params":"10.3",
 		"prefill":{"8.1":"1"},"decode":{"10.3.1[room].4":"$room"}}}]`
 	for silent, others := range map[string]string{"p": "d", "d": "p"} {
-		l := listenLoopback(t) // it accepts connections, and is silent
+		l := listenLoopback(t) // accepts connections, and sends nothing
 		t.Cleanup(func() { require.NoError(t, l.Close()) })
 		addrs := map[string]string{"p": p.addr, "d": d.addr}
 		addrs[silent] = l.Addr().String()
@@ -305,7 +306,7 @@ func TestFirstCallsWaitForBothRoles(t *testing.T) {
 	}
 }
 
-// A first message that cannot be decoded is the end of the call, as any other is, and of its decode leg.
+// A first message that cannot be decoded ends the call, as any other one does, and its decode leg.
 func TestLegsWithAnAnswerThatIsNone(t *testing.T) {
 	var p nixlReplica
 	prefills, _ := serveLegs(t, func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, &p) })
@@ -342,7 +343,7 @@ func TestLegsWithAnAnswerThatIsNone(t *testing.T) {
 	eventually(t, "an end of all reservations", func() bool { return m.ongoing(t) == 0 })
 }
 
-// salted sends every message with a cache salt of its own.
+// salted adds its own cache salt to every message.
 type salted struct{ grpc.ClientStream }
 
 func (s salted) SendMsg(m any) error {
@@ -351,7 +352,7 @@ func (s salted) SendMsg(m any) error {
 	return s.ClientStream.SendMsg(q)
 }
 
-// An interceptor inside that sends another message sends it in both legs: they are of one prompt.
+// If an interceptor inside warmpath's changes the message, both legs carry the changed message: they have one prompt.
 func TestLegsOfAnotherMessage(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
 	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(

@@ -25,16 +25,16 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// A legEngine is an engine whose stubs are not in the tree: the part of its proto that a call in two legs uses.
-// $ids are a prompt, $room is the room of the legs, $n the number of tokens of an answer.
+// A legEngine is an engine whose stubs are not in the tree: the part of its proto that a call in two legs uses. $ids
+// stands for a prompt, $room for the room of the legs, $n for the number of tokens of an answer.
 type legEngine struct {
 	name, method string
-	proto        map[string]string // message → fields, "name number type"; of Request and Response and what they have
+	proto        map[string]string // message → fields, "name number type"; Request, Response and the messages in them
 	request      string
-	prefill      string // what the prefill leg has on top
-	decode       string // what the decode leg has on top; "" = the same
-	room         string // path of the room; "" = the decode leg begins with the answer of the prefill leg
-	ready        string // that answer
+	prefill      string // fields that the prefill leg adds
+	decode       string // fields that the decode leg adds; "" = the same
+	room         string // path of the room; "" = the decode leg begins after the answer of the prefill leg
+	ready        string // the prefill leg's answer
 	answer       string
 }
 
@@ -94,7 +94,7 @@ var legEngines = []legEngine{
 	}, openEngine("OpenEngine", 4), openEngine("OpenEngine 0.1.0", 3),
 }
 
-// openEngine is OpenEngine, whose versions have prefill_ready at different numbers.
+// openEngine is OpenEngine. Its versions have prefill_ready at different field numbers.
 func openEngine(name string, ready int) legEngine {
 	const session = `{session_id: "s1" transfer_backend: "nixl" endpoints {host: "h" port: 7} dp_rank: 3}`
 	return legEngine{
@@ -163,7 +163,7 @@ func setType(f *descriptorpb.FieldDescriptorProto, kind string) {
 	f.TypeName = proto.String(".engine." + kind)
 }
 
-// mapEntry is the message that a field of type map<string, value> has.
+// mapEntry is the entry message of a field of type map<string, value>.
 func mapEntry(field, value string) *descriptorpb.DescriptorProto {
 	var name string
 	for word := range strings.SplitSeq(field, "_") {
@@ -192,7 +192,7 @@ type engineFleet struct {
 	m     *meter
 	met   chan int64 // the prefill leg's room
 	calls int
-	ids   string // of the last call: calls have nothing in common
+	ids   string // of the last call: calls share no prefix
 
 	mu   sync.Mutex // guards what follows
 	legs map[string]*dynamicpb.Message
@@ -223,12 +223,12 @@ func (f *engineFleet) message(name protoreflect.Name, text string, room int64, n
 	m := dynamicpb.NewMessage(f.types.ByName(name))
 	text = strings.NewReplacer("$room", fmt.Sprint(room), "$n", fmt.Sprint(n)).Replace(text)
 	if err := prototext.Unmarshal([]byte(text), m); err != nil {
-		f.t.Error(err) // in the goroutine of a replica
+		f.t.Error(err) // called in the goroutine of a replica
 	}
 	return m
 }
 
-// request is the application's request of the last call, and what a leg adds.
+// request is the application's request of the last call, plus the fields of a leg.
 func (f *engineFleet) request(adds string, room int64) *dynamicpb.Message {
 	return f.message("Request", strings.ReplaceAll(f.e.request, "$ids", f.ids)+" "+adds, room, 0)
 }
@@ -251,7 +251,7 @@ func (f *engineFleet) serve(role string, s grpc.ServerStream) error {
 	if err := s.RecvMsg(q); err != nil {
 		return err
 	}
-	if method, _ := grpc.MethodFromServerStream(s); method != f.e.method { // an Abort: an attempt before has ended
+	if method, _ := grpc.MethodFromServerStream(s); method != f.e.method { // an Abort: an earlier attempt has ended
 		return s.SendMsg(dynamicpb.NewMessage(f.types.ByName("Response")))
 	}
 	f.mu.Lock()
@@ -324,8 +324,8 @@ func (f *engineFleet) call(ctx context.Context) (answers []proto.Message, legs m
 	return answers, maps.Clone(f.legs), err
 }
 
-// Each leg of an engine without stubs in the tree gets the application's request with exactly what the engine wants on
-// top, and the application the answer of the decode leg, with the usage of both.
+// Each leg of an engine without stubs in the tree gets the application's request plus exactly the fields that the
+// engine needs. The application gets the answer of the decode leg, with the usage of both.
 func TestLegsOfEveryEngine(t *testing.T) {
 	for _, e := range legEngines {
 		t.Run(e.name, func(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 )
 
-// A legReplica answers legs of requests as vLLM's frontend does. It notes what comes.
+// A legReplica answers legs of requests as vLLM's frontend does, and records the requests.
 type legReplica struct {
 	vllmpb.UnimplementedInferenceServer
 	id   string
@@ -30,7 +30,8 @@ type legReplica struct {
 
 	mu     sync.Mutex
 	got    []*vllmpb.GenerateRequest
-	answer func(ctx context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) // in the place of the usual one
+	// answer replaces the usual answer.
+	answer func(ctx context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error)
 }
 
 func startLegReplica(t testing.TB, id string) *legReplica {
@@ -57,7 +58,7 @@ func serveLegs(t testing.TB, register func(*grpc.Server)) (addr string, stop fun
 	return l.Addr().String(), stop
 }
 
-// requests returns what came since the last call.
+// requests returns the requests since the last call.
 func (r *legReplica) requests() []*vllmpb.GenerateRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -103,13 +104,13 @@ func (r *legReplica) GenerateStream(q *vllmpb.GenerateRequest, s grpc.ServerStre
 	return s.Send(m)
 }
 
-// handed is what a replica hands over: of a form that survives no second encoding by chance.
+// handed is the hand-over of a replica, in a form that a second encoding would change.
 func handed(id string) *structpb.Struct {
 	s, _ := structpb.NewStruct(map[string]any{"remote_engine_id": id, "remote_port": 5600.0, "remote_block_ids": []any{3.0, 1.0, 2.0}})
 	return s
 }
 
-// A legFleet is a channel to replicas with roles. Replicas that prefill are so much faster that every request is split.
+// A legFleet is a channel to replicas with roles. Prefill replicas are so much faster that every request is split.
 type legFleet struct {
 	cc      *grpc.ClientConn
 	by      map[string]*legReplica
@@ -135,7 +136,7 @@ func startLegFleet(t testing.TB, prefills, decodes int, more ...string) *legFlee
 	return f
 }
 
-// dial has the fleet use another channel.
+// dial replaces the fleet's channel.
 func (f *legFleet) dial(t testing.TB, opts ...grpc.DialOption) {
 	t.Helper()
 	d := newDirectory("legs", members(f.members...))
@@ -143,7 +144,7 @@ func (f *legFleet) dial(t testing.TB, opts ...grpc.DialOption) {
 	f.splits(t)
 }
 
-// splits waits until each replica has had a leg.
+// splits waits until each replica has served a leg.
 func (f *legFleet) splits(t testing.TB) {
 	t.Helper()
 	for id := range f.by {
@@ -163,7 +164,7 @@ func (f *legFleet) splits(t testing.TB) {
 
 var prompts int
 
-// request is one that shares nothing with others.
+// request returns a request that shares no prefix with others.
 func request() *vllmpb.GenerateRequest {
 	prompts++
 	ids := make([]uint32, 4000)
@@ -200,8 +201,8 @@ func (f *legFleet) idle(t testing.TB) {
 	eventually(t, "an end of all reservations", func() bool { return f.m.ongoing(t) == 0 })
 }
 
-// A request is sent to a replica that prefills, with one output token, and what that hands over goes to a replica that
-// decodes, verbatim. The application has one call.
+// A request goes to a prefill replica with one output token, and its hand-over goes verbatim to a decode replica. The
+// application sees one call.
 func TestLegsOfAStream(t *testing.T) {
 	f := startLegFleet(t, 2, 2)
 	q := request()
@@ -242,9 +243,9 @@ func requireLegs(t testing.TB, f *legFleet, q *vllmpb.GenerateRequest, last *vll
 	require.True(t, proto.Equal(want, decode[0]), "%v", decode[0])
 }
 
-// A leg whose replica refuses it, or dies under it, is repeated elsewhere; the call is served.
+// A leg whose replica refuses it or crashes is repeated on another replica, and the call is served.
 func TestLegsRetry(t *testing.T) {
-	says := func(c codes.Code) func(context.Context, *legReplica) error {
+	fails := func(c codes.Code) func(context.Context, *legReplica) error {
 		return func(context.Context, *legReplica) error { return status.Error(c, "it fails") }
 	}
 	dies := func(ctx context.Context, r *legReplica) error {
@@ -258,11 +259,11 @@ func TestLegsRetry(t *testing.T) {
 		fail            func(ctx context.Context, r *legReplica) error
 		prefill, decode int // requests of all replicas
 	}{
-		{"prefill fails", "p", says(codes.Internal), 2, 1},
+		{"prefill fails", "p", fails(codes.Internal), 2, 1},
 		{"prefill dies", "p", dies, 2, 1},
-		{"the transfer fails", "d", says(codes.Internal), 2, 2},
+		{"the transfer fails", "d", fails(codes.Internal), 2, 2},
 		{"decode dies", "d", dies, 1, 2},
-		{"decode is unavailable", "d", says(codes.Unavailable), 1, 2},
+		{"decode is unavailable", "d", fails(codes.Unavailable), 1, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := startLegFleet(t, 2, 3)
@@ -292,7 +293,7 @@ func TestLegsRetry(t *testing.T) {
 	}
 }
 
-// A prefill replica that hands nothing over has done no harm: the decode leg computes the prompt.
+// A prefill replica that hands nothing over does not fail the call: the decode leg computes the prompt.
 func TestLegsWithoutHandOver(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
 	f.by["p0"].instead(func(_ context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
@@ -305,7 +306,7 @@ func TestLegsWithoutHandOver(t *testing.T) {
 	f.idle(t)
 }
 
-// What is wrong with the request itself is the status of the call, at once.
+// An error of the request itself ends the call at once, with its status.
 func TestLegsFinalStatus(t *testing.T) {
 	f := startLegFleet(t, 2, 2)
 	for _, r := range f.by {
@@ -321,7 +322,7 @@ func TestLegsFinalStatus(t *testing.T) {
 	f.idle(t)
 }
 
-// A call that is cancelled during either leg leaves nothing behind.
+// A call that is cancelled during either leg leaves no reservation.
 func TestLegsCancel(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
 	for _, id := range []string{"p0", "d0"} {
@@ -338,7 +339,7 @@ func TestLegsCancel(t *testing.T) {
 	}
 }
 
-// Requests of which the application has set the transfer parameters, or that ask for two outputs, are not split.
+// Requests with transfer parameters of the application, or with two outputs, are not split.
 func TestLegsNotSplit(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
 	q := request()

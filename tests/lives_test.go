@@ -20,8 +20,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// A reader that stops reading holds its booking until its context ends; a
-// stream dropped without cancelling, until it is collected.
+// A stream that is no longer read keeps its reservation until its context ends. A stream that is dropped without
+// cancelling keeps it until it is collected.
 func TestAbandonedStreams(t *testing.T) {
 	rs := make([]*replica, 2)
 	for i := range rs {
@@ -45,7 +45,7 @@ func TestAbandonedStreams(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, m.ongoing(t))
 	cancel()
-	eventually(t, "the booking ends with the context", func() bool { return m.ongoing(t) == 0 })
+	eventually(t, "the reservation ends with the context", func() bool { return m.ongoing(t) == 0 })
 	runtime.KeepAlive(s)
 
 	const dropped = 50
@@ -103,7 +103,7 @@ func TestAbandonedUploadIsWhole(t *testing.T) {
 	require.Equal(t, io.EOF, <-got)
 	eventually(t, "the reservation ends with the answer", func() bool { return m.ongoing(t) == 0 })
 	eventually(t, "and so does the call", func() bool {
-		runtime.GC() // it may not have been found yet
+		runtime.GC() // the collector may not have found it yet
 		return len(finished) == 1
 	})
 	require.NoError(t, <-finished)
@@ -149,7 +149,7 @@ func TestThousandStreams(t *testing.T) {
 	require.Zero(t, m.ongoing(t))
 }
 
-// Whatever happens to calls, nothing stays booked.
+// Random calls leave no reservation.
 func TestRandomCallLives(t *testing.T) {
 	fail := func() error {
 		switch rand.IntN(6) {
@@ -181,7 +181,7 @@ func TestRandomCallLives(t *testing.T) {
 	m := newMeter(t)
 	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)), m.option)
 	stub := testpb.NewTestServiceClient(cc)
-	// Streams abandoned without a deadline hold their room until they are collected.
+	// Streams abandoned without a deadline keep their reservation until they are collected.
 	ctx, stop := context.WithCancel(deadline(t))
 	var collector sync.WaitGroup
 	collector.Go(func() {
@@ -201,7 +201,7 @@ func TestRandomCallLives(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	eventually(t, "nothing is booked", func() bool {
+	eventually(t, "nothing is reserved", func() bool {
 		runtime.GC()
 		return m.ongoing(t) == 0 && m.sum(t, "warmpath.queue.length") == 0
 	})

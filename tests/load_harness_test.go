@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// load is calls that go on beside a test.
+// load is a set of calls that run beside a test.
 type load struct {
 	t      testing.TB
 	over   atomic.Bool
@@ -16,7 +16,7 @@ type load struct {
 	all    sync.WaitGroup
 }
 
-// startLoad has so many workers make their rounds, one after the other, until end, or the end of the test.
+// startLoad starts workers that repeat a round until end, or until the test ends.
 func startLoad(t testing.TB, workers int, round func(worker, n int)) *load {
 	l := &load{t: t}
 	t.Cleanup(l.end)
@@ -44,7 +44,7 @@ func (l *load) end() {
 	l.all.Wait()
 }
 
-// deadlineOf is a context that nobody cancels, for calls made in a loop.
+// deadlineOf returns a context with a timeout that needs no cancel, for calls in a loop.
 func deadlineOf(d time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	context.AfterFunc(ctx, cancel)

@@ -23,7 +23,7 @@ import (
 
 const byORCA = `"load_poll":{"from":"grpc:orca"}`
 
-// outOfBand serves ORCA's reports beside calls.
+// outOfBand serves ORCA reports beside the calls.
 func outOfBand(handler grpc.StreamHandler) func(*grpc.Server) {
 	return func(s *grpc.Server) {
 		s.RegisterService(&grpc.ServiceDesc{
@@ -52,7 +52,7 @@ func calls(t *testing.T, ctx context.Context, cc *grpc.ClientConn, n int) {
 	}
 }
 
-// A replica whose load is not known is not preferred to those that are known to be busy, and it holds up no call.
+// A replica of unknown load is not preferred to replicas that are known to be busy, and does not delay calls.
 func TestLoadPollHangs(t *testing.T) {
 	var asked atomic.Int64
 	hung := start(t, &replica{beside: silent(&asked)})
@@ -78,7 +78,7 @@ func TestLoadPollHangs(t *testing.T) {
 	require.Positive(t, m.sum(t, "warmpath.load_polls", telemetry.KeyReason.String(telemetry.CallDone)))
 }
 
-// A channel that is closed while a question is under way ends it.
+// Closing a channel ends a poll under way.
 func TestLoadPollAtClose(t *testing.T) {
 	var asked atomic.Int64
 	ended := make(chan struct{}, 2)
@@ -101,7 +101,7 @@ func TestLoadPollAtClose(t *testing.T) {
 	}
 }
 
-// No replica is asked where the answer is of no use.
+// No replica is polled if the answer is of no use.
 func TestLoadPollAsksNothing(t *testing.T) {
 	for name, c := range map[string]struct {
 		config string
@@ -130,7 +130,7 @@ func TestLoadPollAsksNothing(t *testing.T) {
 	}
 }
 
-// Beside a look-aside server, which shares the load, no replica is asked.
+// If a look-aside server shares the load, no replica is polled.
 func TestLoadPollBesideAServer(t *testing.T) {
 	var asked atomic.Int64
 	rs := []*replica{start(t, &replica{beside: silent(&asked)}), start(t, &replica{beside: silent(&asked)})}
@@ -142,7 +142,8 @@ func TestLoadPollBesideAServer(t *testing.T) {
 	require.Zero(t, asked.Load())
 }
 
-// A policy has all the time of the call to prepare, and one that cannot be asked without a trace is chosen with once.
+// A custom policy has the whole deadline of the call to prepare. A policy without Preview chooses once a call and is
+// not polled.
 func TestLoadPollOfCustomPolicies(t *testing.T) {
 	var asked, prepared, chosen atomic.Int64
 	for _, previews := range []bool{false, true} {
@@ -184,7 +185,7 @@ func TestLoadPollOfCustomPolicies(t *testing.T) {
 	}
 }
 
-// A change of load_poll holds for the calls after it, and keeps the Router.
+// A change of load_poll applies to later calls, and keeps the Router.
 func TestLoadPollChanges(t *testing.T) {
 	var asked atomic.Int64
 	rs := []*replica{start(t, &replica{beside: silent(&asked)}), start(t, &replica{beside: silent(&asked)})}
@@ -211,7 +212,7 @@ func (bearer) GetRequestMetadata(context.Context, ...string) (map[string]string,
 }
 func (bearer) RequireTransportSecurity() bool { return false }
 
-// tagged records the calls of which a stats handler is notified.
+// tagged records the calls that a stats handler is notified of.
 type tagged struct {
 	mu      sync.Mutex
 	methods []string
@@ -235,8 +236,8 @@ func (h *tagged) HandleRPC(_ context.Context, s stats.RPCStats) {
 func (h *tagged) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
 func (h *tagged) HandleConn(context.Context, stats.ConnStats)                       {}
 
-// A question has the channel's credentials and authority, and not the metadata of calls. Neither interceptors nor stats
-// handlers of the application see it.
+// A poll has the channel's credentials and authority, and not the metadata of calls. The application's interceptors
+// and stats handlers do not see it.
 func TestLoadPollIsTheChannels(t *testing.T) {
 	asked := make(chan metadata.MD, 100)
 	serve := outOfBand(func(_ any, s grpc.ServerStream) error {

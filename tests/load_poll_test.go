@@ -48,7 +48,7 @@ func startPolled(t *testing.T) *polled {
 	l := listenLoopback(t)
 	p := &polled{replica: &replica{addr: l.Addr().String()}, counted: &counted{Listener: l}}
 	r, err := modelserver.New(modelserver.Config{
-		Counts: func(string) bool { return false }, // so that load is read by questions alone
+		Counts: func(string) bool { return false }, // so that only polls report load
 		Load: func() modelserver.Load {
 			p.asked.Add(1)
 			return modelserver.Load{Ongoing: -1, Waiting: -1, UncachedTokens: int(p.queued.Load())}
@@ -63,8 +63,8 @@ func startPolled(t *testing.T) *polled {
 	return p
 }
 
-// avoided makes calls until 20 in a row do not reach a replica. On a machine that is busy an answer may come too late for
-// the call that asked.
+// avoided makes calls until 20 in a row do not reach a replica. On a busy machine an answer may come too late for the
+// call that polled.
 func avoided(t *testing.T, call func(), reached func() int64) {
 	t.Helper()
 	eventually(t, "it is avoided", func() bool {
@@ -76,8 +76,8 @@ func avoided(t *testing.T, call func(), reached func() int64) {
 	})
 }
 
-// Clients without a server avoid a replica that others have filled, over the connections that they have. What they ask
-// grows with the calls, not with the clients.
+// Clients without a server avoid a replica that others have loaded, over their existing connections. The number of
+// polls grows with the calls, not with the clients.
 func TestLoadPoll(t *testing.T) {
 	const calls = 120
 	for _, clients := range []int{1, 24} {
@@ -117,7 +117,7 @@ func TestLoadPoll(t *testing.T) {
 	}
 }
 
-// Engines are asked by GetLoads.
+// Engines are polled with GetLoads.
 func TestLoadPollOfEngines(t *testing.T) {
 	full := startEngine(t, grpcserver.Config{Speed: 1e-6})
 	idle := startEngine(t, grpcserver.Config{Virtual: true})
@@ -155,7 +155,7 @@ func TestLoadPollOfEngines(t *testing.T) {
 	}, func() int64 { return int64(full.Stats().Engine.Submitted) })
 }
 
-// A mistake is refused at dial, naming the field.
+// An invalid load_poll is refused at dial, and the error names the field.
 func TestLoadPollIsChecked(t *testing.T) {
 	for field, want := range map[string]string{
 		`{}`:                                  `load_poll.from: "" is none of`,
@@ -168,7 +168,7 @@ func TestLoadPollIsChecked(t *testing.T) {
 	}
 }
 
-// Calls go on where replicas do not answer, which is logged once for each.
+// Calls go on if replicas do not answer. This is logged once for each replica.
 func TestLoadPollUnanswered(t *testing.T) {
 	rs := replicas(t, 2)
 	var log logged

@@ -20,7 +20,8 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// The look-aside server learns from an engine what others have sent there, and how large its cache is, and tells watchers.
+// The look-aside server reads from an engine the load of other clients and the size of its cache, and reports them to
+// watchers.
 func TestLoadIsPolled(t *testing.T) {
 	for _, by := range []string{"grpc", "http"} {
 		t.Run(by, func(t *testing.T) {
@@ -71,7 +72,7 @@ func metricsPage(t *testing.T, engine *grpcserver.Server) (from string) {
 	return "http://HOST:" + port + "/metrics"
 }
 
-// busyWith has so many requests under way until the test ends.
+// busyWith keeps a number of requests under way until the test ends.
 func busyWith(t *testing.T, engine *grpcserver.Server, n int) {
 	conn, err := grpc.NewClient(engine.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)

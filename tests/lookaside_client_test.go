@@ -20,7 +20,7 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// lookaside starts a look-aside server at an address, "" for a new one, that knows these replicas.
+// lookaside starts a look-aside server for these replicas at an address, "" for a new one.
 func lookaside(t *testing.T, address, policy string, rs ...*replica) (at string, kill func()) {
 	t.Helper()
 	text := "    policy: " + policy + "\n    dialects: " + dialects + "\n    replicas:"
@@ -33,7 +33,7 @@ func lookaside(t *testing.T, address, policy string, rs ...*replica) (at string,
 	return lookasideWith(t, address, text)
 }
 
-// lookasideWith starts one with this deployment.
+// lookasideWith starts a server with this deployment.
 func lookasideWith(t *testing.T, address, deployment string) (at string, kill func()) {
 	t.Helper()
 	at, kill, _ = lookasideServer(t, address, deployment)
@@ -75,7 +75,7 @@ func lookasideServer(t testing.TB, address, deployment string) (at string, kill 
 	return l.Addr().String(), kill, s
 }
 
-// reconfigurable starts one whose deployment changes.
+// reconfigurable starts a server whose deployment changes.
 func reconfigurable(t *testing.T, deployment string) (at string, push func(deployment string)) {
 	t.Helper()
 	at, _, s := lookasideServer(t, "", deployment)
@@ -92,8 +92,8 @@ func loadOn(t *testing.T, cc *grpc.ClientConn, r *replica) float64 {
 	return d.Load
 }
 
-// Two channels see each other's load, and go on while their server is gone, when it comes back knowing nobody, and
-// when it knows them again.
+// Two channels see each other's load. They go on while the server is down, after it restarts without state, and after
+// it has their reports again.
 func TestLookasideServer(t *testing.T) {
 	rs := replicas(t, 2)
 	busy := make(chan struct{})
@@ -146,7 +146,7 @@ func TestLookasideServer(t *testing.T) {
 	sees(0, 0)
 }
 
-// A channel obeys the policy that its server pushes.
+// A channel applies the policy that its server pushes.
 func TestLookasidePolicy(t *testing.T) {
 	rs := replicas(t, 1)
 	at, _ := lookaside(t, "", `{consistent_hash: {}}`, rs...)
@@ -159,7 +159,7 @@ func TestLookasidePolicy(t *testing.T) {
 	require.ErrorContains(t, err, "not host:port")
 }
 
-// The application's dialects hold under a config that names none.
+// The application's dialects apply under a config that names none.
 func TestLookasideDialects(t *testing.T) {
 	rs := replicas(t, 1)
 	at, _ := lookasideWith(t, "", fmt.Sprintf("    policy: {prefix_cache_affinity: {}}\n    replicas: [{address: %q}]", rs[0].addr))
@@ -177,7 +177,7 @@ func TestLookasideDialects(t *testing.T) {
 	}
 }
 
-// What an engine has cached, every channel knows from the server, which alone follows its events.
+// The server alone follows the engines' events, and every channel gets the cache contents from it.
 func TestLookasideIndex(t *testing.T) {
 	var engines []*simulated
 	text := "    policy: {prefix_cache_affinity: {}}\n    replicas:"
@@ -194,7 +194,7 @@ func TestLookasideIndex(t *testing.T) {
 	require.NoError(t, engines[1].ask("warm", tokens, 1))
 	question := &enginepb.GenerateRequest{Input: &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: tokens}}}
 	eventually(t, "a prompt that another client has warmed", func() bool {
-		// A channel that has asked once knows the prompt by itself.
+		// A channel that has sent the prompt has it in its own index.
 		cc, err := client.New("warmpath://"+at+"/", insecureOption())
 		if err != nil {
 			t.Error(err)

@@ -45,8 +45,8 @@ func lookAsideConn(t *testing.T, config string, o server.Options) *grpc.ClientCo
 	return conn
 }
 
-// The server follows the engines' KV events: it finds a warm replica for a prompt that it has never seen, and tells
-// watchers of its superblocks.
+// The server follows the engines' KV events: it finds a warm replica for a prompt that it never routed, and reports
+// its superblocks to watchers.
 func TestKVEventsReachTheLookAsideServer(t *testing.T) {
 	for _, pol := range []string{"prefix_cache_affinity: {}", "kv_aware: {}"} {
 		t.Run(pol, func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestKVEventsReachTheLookAsideServer(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, watch.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Index: true}}))
 
-			told := make(map[uint32]map[uint64]bool) // by number of the replica
+			reported := make(map[uint32]map[uint64]bool) // by number of the replica
 			for n, engine := range engines {
 				prompt := make([]uint32, 1500) // worth more than a near tie
 				for i := range prompt {
@@ -72,15 +72,15 @@ func TestKVEventsReachTheLookAsideServer(t *testing.T) {
 				}
 				require.NoError(t, engine.ask(fmt.Sprint("warm ", n), prompt, 1))
 				end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[policy.SuperblockTokens/16-1]
-				for !told[uint32(n+1)][end] {
+				for !reported[uint32(n+1)][end] {
 					m, err := watch.Recv()
 					require.NoError(t, err)
 					for _, c := range m.GetIndex().GetChanges() {
-						if told[c.GetReplica()] == nil {
-							told[c.GetReplica()] = make(map[uint64]bool)
+						if reported[c.GetReplica()] == nil {
+							reported[c.GetReplica()] = make(map[uint64]bool)
 						}
 						for _, h := range c.GetStored() {
-							told[c.GetReplica()][h] = true
+							reported[c.GetReplica()][h] = true
 						}
 					}
 				}

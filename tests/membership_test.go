@@ -18,8 +18,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// The fleet file is followed: replicas join, leave, drain, load adapters and get
-// more room while the channel is in use.
+// A channel follows its fleet file: replicas join, leave, drain, load adapters and gain capacity while the channel is
+// in use.
 func TestFleetFileIsFollowed(t *testing.T) {
 	release := make(chan struct{})
 	rs := make([]*replica, 3)
@@ -85,8 +85,7 @@ func TestFleetFileIsFollowed(t *testing.T) {
 	require.True(t, serves("", 1)(), "a broken file changes nothing")
 }
 
-// Models declared by a later update count, although the configuration did not
-// change.
+// A later update may declare models, although the configuration did not change.
 func TestModelsDeclaredLater(t *testing.T) {
 	rs := replicas(t, 2)
 	a, b := policy.Attributes{ID: "a", Address: rs[0].addr}, policy.Attributes{ID: "b", Address: rs[1].addr}
@@ -105,8 +104,7 @@ func TestModelsDeclaredLater(t *testing.T) {
 	}
 }
 
-// An id that moves to another address takes its calls along; one that swaps
-// addresses with another, too.
+// When an id moves to another address, its calls follow. When two ids swap addresses, their calls follow too.
 func TestIDsMove(t *testing.T) {
 	rs := replicas(t, 3)
 	at := func(addrs ...string) update {
@@ -139,7 +137,7 @@ func TestIDsMove(t *testing.T) {
 	goes("r1", rs[1].addr)
 }
 
-// Of endpoints with the same id, or the same address, the first counts.
+// Of endpoints with the same id or the same address, only the first is used.
 func TestDuplicates(t *testing.T) {
 	rs := replicas(t, 2)
 	mr := newDirectory("twice", members(
@@ -161,8 +159,7 @@ func TestDuplicates(t *testing.T) {
 	require.Zero(t, rs[1].calls.Load())
 }
 
-// Replicas join and leave under load: no call fails or hangs, and nothing stays
-// booked.
+// Replicas join and leave under load: no call fails or hangs, and no reservation is left.
 func TestChurnUnderLoad(t *testing.T) {
 	rs := replicas(t, 5)
 	mr := newDirectory("churn", state("", rs...))
@@ -188,8 +185,8 @@ func TestChurnUnderLoad(t *testing.T) {
 	require.Zero(t, m.sum(t, "warmpath.queue.length"))
 }
 
-// Servers that end their connections at a certain age are reconnected to at once,
-// used or not, and no call fails for it.
+// When a server closes its connections at a maximum age, the channel reconnects at once, in use or not, and no call
+// fails.
 func TestReconnectsAfterGoAway(t *testing.T) {
 	rs := make([]*replica, 2)
 	for i := range rs {

@@ -16,7 +16,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// refusedFor checks that a call without a prompt failed as it should.
+// refusedFor checks the error of a call without a prompt.
 func refusedFor(t *testing.T, method string, err error) {
 	t.Helper()
 	require.Equal(t, codes.InvalidArgument, status.Code(err), "%v", err)
@@ -44,7 +44,7 @@ func TestRequirePrompt(t *testing.T) {
 		return err
 	}
 
-	// The first call of all meets no balancer before it is picked.
+	// The first call starts before the channel has a balancer.
 	_, err := stub.UnaryCall(deadline(t), simple(""), grpc.WaitForReady(true))
 	refusedFor(t, unaryMethod, err)
 	_, err = stub.UnaryCall(deadline(t), simple("a prompt"))

@@ -30,7 +30,7 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// scraped is what a page for Prometheus has: metrics as one can ask for them, labels, and labels with their values.
+// scraped is the content of a Prometheus page: metric names as in queries, labels, and labels with values.
 type scraped struct {
 	metrics, labels, values map[string]bool
 }
@@ -60,7 +60,7 @@ func scrape(t *testing.T, url string) scraped {
 	return s
 }
 
-// busy is a look-aside server with metrics of which everything has happened that its dashboard shows. It returns the page.
+// busy starts a look-aside server on which every event of its dashboard has happened, and returns its metrics page.
 func busy(t *testing.T) string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -106,7 +106,7 @@ deployments:
 	return page.URL
 }
 
-// expressions returns the queries of a dashboard or of alert rules, wherever they stand.
+// expressions returns all queries of a dashboard or of alert rules.
 func expressions(v any) (all []string) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -124,8 +124,8 @@ func expressions(v any) (all []string) {
 	return all
 }
 
-// Every metric and label that the dashboard and the alerts name is there when the server has something to do.
-func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
+// Every metric and label that the dashboard and the alerts name exists on a busy server.
+func TestDashboardAndAlertsNameExistingMetrics(t *testing.T) {
 	page := scrape(t, busy(t))
 	name := regexp.MustCompile(`\b(?:warmpath|process|go)_[a-z_]+\b`)
 	state := regexp.MustCompile(`\bwarmpath_state="[^"]*"`) // all of them are there at any time
@@ -151,7 +151,7 @@ func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 		}
 		require.Greater(t, named, least, file)
 	}
-	// The other way round: nothing that the server counts by itself is missing there.
+	// Conversely, every metric that the server counts by itself is in the dashboard.
 	dashboard := readDoc(t, "docs/observability/dashboard.json")
 	for n := range page.metrics {
 		if strings.HasPrefix(n, "warmpath_server_") {
@@ -160,7 +160,7 @@ func TestDashboardAndAlertsNameWhatThereIs(t *testing.T) {
 	}
 }
 
-// Every metric of the server's own is in the page on observability, and no other.
+// The page on observability names exactly the server's own metrics.
 func TestObservabilityPageNamesEveryMetric(t *testing.T) {
 	source := regexp.MustCompile(`"(warmpath\.server\.[a-z_.]+)"`)
 	var there []string
@@ -176,9 +176,9 @@ func TestObservabilityPageNamesEveryMetric(t *testing.T) {
 			there = append(there, m[1])
 		}
 	}
-	var told []string
+	var documented []string
 	for _, row := range table(section(t, "docs/observability.md", "## The server's own metrics")) {
-		told = append(told, strings.Trim(row[0], "`"))
+		documented = append(documented, strings.Trim(row[0], "`"))
 	}
-	require.ElementsMatch(t, there, told)
+	require.ElementsMatch(t, there, documented)
 }

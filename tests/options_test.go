@@ -20,8 +20,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// What an interceptor that runs after ours says of a call counts, and neither the
-// message nor the booking is lost.
+// A route that an interceptor after warmpath's sets takes effect, and neither the message nor the reservation is
+// lost.
 func TestRouteSetByAChainedInterceptor(t *testing.T) {
 	rs := replicas(t, 4)
 	m := newMeter(t)
@@ -61,7 +61,7 @@ func TestRouteSetByAChainedInterceptor(t *testing.T) {
 	require.Zero(t, m.ongoing(t))
 }
 
-// Options add up in any order.
+// Options combine in any order.
 func TestOptionsAddUp(t *testing.T) {
 	rs := replicas(t, 2)
 	own := client.WithDialects(dialect.Dialect{Methods: []string{unaryMethod}, Prompt: "3.2"})
@@ -81,7 +81,7 @@ func TestOptionsAddUp(t *testing.T) {
 	require.ErrorContains(t, err, "methods")
 }
 
-// Issue 12.52: a Decision of a call that was never sent is not one on place 0, also where an earlier call has filled it.
+// Issue 12.52: the Decision of a call that was never sent has Place -1, also if an earlier call has filled it.
 func TestDecisionsAreOfOneCall(t *testing.T) {
 	rs := replicas(t, 2)
 	stub := testpb.NewTestServiceClient(dial(t, target(rs...)))
@@ -107,8 +107,8 @@ func TestDecisionsAreOfOneCall(t *testing.T) {
 	require.Equal(t, unsent, d, "before the call, too")
 }
 
-// Without the interceptors, too, a call that nobody may serve says why.
-func TestBareCallThatNobodyMayServe(t *testing.T) {
+// Without the interceptors too, the error of a call that no replica may serve names the reason.
+func TestBareCallWithoutEligibleReplica(t *testing.T) {
 	rs := replicas(t, 2)
 	cc, err := grpc.NewClient(target(rs...), insecureOption(), grpc.WithNoProxy(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"round_robin":{}}}}]}`))
 	require.NoError(t, err)
@@ -117,7 +117,7 @@ func TestBareCallThatNobodyMayServe(t *testing.T) {
 	require.ErrorContains(t, err, "no replica of the fleet may serve the request: of 2, 2 excluded by the call")
 }
 
-// A fleet of nobody says so, and not what gRPC says of it; it is waited for where the call wants that.
+// The error of an empty fleet names the fleet file. A call with WaitForReady waits for a replica.
 func TestEmptyFleet(t *testing.T) {
 	rs := replicas(t, 1)
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
@@ -140,7 +140,7 @@ func TestEmptyFleet(t *testing.T) {
 	eventually(t, "the fleet is empty again", empty)
 }
 
-// What is to be said of a fleet file goes to the channel's logger too.
+// Messages about a fleet file also go to the channel's logger.
 func TestLoggerOfAFleetFile(t *testing.T) {
 	rs := replicas(t, 1)
 	for _, how := range []string{"New", "DialOptions"} {

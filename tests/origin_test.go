@@ -37,7 +37,7 @@ func (p *reader) choose(q *policy.Request, v policy.View) policy.Decision {
 	return policy.Wait()
 }
 
-// last returns what it read of the last request.
+// last returns what the policy read of the last request.
 func (p *reader) last() (message any, tier []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -51,7 +51,8 @@ func reading(name string) *reader {
 	return p
 }
 
-// Issue 12.21: a custom policy reads the message and the metadata of a call, without interceptors the metadata.
+// Issue 12.21: a custom policy reads the message and the metadata of a call, and without interceptors only the
+// metadata.
 func TestPolicyReadsTheRequest(t *testing.T) {
 	name := unique("reading_client")
 	p := reading(name)
@@ -85,7 +86,8 @@ func TestPolicyReadsTheRequest(t *testing.T) {
 	require.Equal(t, tiers, tier)
 }
 
-// Issue 12.21: in the server it reads body and headers at the HTTP endpoint, and no message where a client sends its key.
+// Issue 12.21: in the server a custom policy reads body and headers at the HTTP endpoint. There is no message if a
+// client sends only its key.
 func TestPolicyReadsTheRequestInTheServer(t *testing.T) {
 	name := unique("reading_server")
 	p := reading(name)

@@ -27,7 +27,7 @@ const (
 	reasonRows = `[...document.querySelectorAll(".reasons tbody tr")].map((row) => row.cells[0].textContent + "|" + row.cells[3].textContent)`
 )
 
-// rows are the fleet and the decisions as the status has them.
+// rows are the fleet and the decisions of the status.
 func (s *shown) rows(t testing.TB) (fleet, reasons []string) {
 	d := s.status(t)
 	for _, r := range d.GetReplicas() {
@@ -77,7 +77,7 @@ func TestPageFollowsTheServer(t *testing.T) {
 	b.until("the page shows that the server is gone", `document.getElementById("link").value === "disconnected"`)
 }
 
-// The page works by keyboard alone, and keeps the focus and what was typed while it is updated.
+// The page works by keyboard alone. Updates keep the focus and the text of inputs.
 func TestPageByKeyboard(t *testing.T) {
 	b := openBrowser(t)
 	s := servePage(t, pageFleet(5)+"  code: {replicas: [{id: b, address: 'h:1'}]}\n")
@@ -119,7 +119,8 @@ func TestPageByKeyboard(t *testing.T) {
 	require.Zero(t, eval[int](b, `violations`))
 }
 
-// Names from configs and requests are text, never markup, and the content security policy stops what would be.
+// Names from configs and requests are shown as text, never as markup. The content security policy would block
+// injected code.
 func TestPageEscapes(t *testing.T) {
 	b := openBrowser(t)
 	const id = `<img/src=x/onerror=window.owned=1>`
@@ -183,7 +184,7 @@ func TestPageFits(t *testing.T) {
 	require.Equal(t, []string{"rgb(255, 255, 255)", "rgb(20, 23, 26)"}, grounds)
 }
 
-// A browser that sends the token sees what its principal may see, also in updates, until the principal is removed.
+// A browser with a token sees what its principal may see, also in updates, until the principal is removed.
 func TestPageForPrincipals(t *testing.T) {
 	b := openBrowser(t)
 	config := pageFleet(2) + "  code: {replicas: [{id: b, address: 'h:1'}]}\nprincipals: [{name: team, token: team-0123456789abcdef, deployments: [chat]}]\n"

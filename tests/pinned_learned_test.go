@@ -10,8 +10,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// Issue 12.27: where a pinned call went is learned: the prompt is sent there again, and what a later pinned call may find
-// cached there is in its Decision.
+// Issue 12.27: the policy learns from pinned calls: it sends the prompt to the same replica again, and the Decision
+// of a later pinned call has the matched tokens there.
 func TestPinnedCallsAreLearned(t *testing.T) {
 	for _, policy := range []string{"prefix_cache_affinity", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {

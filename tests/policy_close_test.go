@@ -14,14 +14,14 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// closing is a policy that holds something from its first decision until its Close.
+// closing is a policy with a resource from its first decision until its Close.
 type closing struct {
 	*closings
 	begin sync.Once
 	used  bool
 }
 
-// closings count those that are in use; their Close waits for wait, if it is not nil.
+// closings counts the policies in use. Their Close waits for wait, if it is not nil.
 type closings struct {
 	open atomic.Int64
 	wait chan struct{}
@@ -33,7 +33,7 @@ func (p *closing) choose(q *policy.Request, v policy.View) policy.Decision {
 }
 
 func (p *closing) close() error {
-	if !p.used { // of a config that was checked
+	if !p.used { // created only to check a config
 		return nil
 	}
 	if p.wait != nil {
@@ -54,7 +54,7 @@ func init() {
 	}
 }
 
-// Issue 12.11: a policy is closed when its channel is, whether that has a balancer then or sleeps.
+// Issue 12.11: a policy is closed with its channel, whether the channel is idle or not.
 func TestPolicyIsClosedWithItsChannel(t *testing.T) {
 	rs := replicas(t, 1)
 	own := []client.Option{client.WithConfig(`{"policy":{"closing_of_tests":{}}}`)}
@@ -79,7 +79,7 @@ func TestPolicyIsClosedWithItsChannel(t *testing.T) {
 	}
 }
 
-// Issue 12.11: a policy whose Close hangs does not keep the channel from closing, and the log has it.
+// Issue 12.11: a policy whose Close hangs does not keep the channel from closing, and the log reports it.
 func TestPolicyThatHangsInClose(t *testing.T) {
 	rs := replicas(t, 1)
 	var log logged

@@ -13,8 +13,8 @@ import (
 // ports counts those that listenLoopback has tried: no two tests get the same.
 var ports atomic.Int64
 
-// listenLoopback listens on a port below those that the system gives to programs that ask for any. So the port of a
-// server that stops stays free: until the server is back, or for as long as a test needs that nothing answers there.
+// listenLoopback listens on a port below the range of ephemeral ports. So the port of a stopped server stays free:
+// until the server is back, or as long as a test needs an address without a listener.
 func listenLoopback(t testing.TB) net.Listener {
 	t.Helper()
 	for range 1_000 {
@@ -27,7 +27,7 @@ func listenLoopback(t testing.TB) net.Listener {
 	return nil
 }
 
-// freeAddr is for a program that cannot take port 0, and for an address where nothing listens.
+// freeAddr is for a program that cannot take port 0, and for an address without a listener.
 func freeAddr(t testing.TB) string {
 	t.Helper()
 	lis := listenLoopback(t)

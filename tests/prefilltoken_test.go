@@ -19,8 +19,8 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// The application has the first token of a greedy output as soon as the prefill replica has it: the decode replica
-// sends nothing before. The output and the usage are those of one call.
+// The application gets the first token of a greedy output as soon as the prefill replica has it, before the decode
+// replica sends anything. The output and the usage equal those of one call.
 func TestFirstTokenOfThePrefillReplica(t *testing.T) {
 	for _, flow := range kvFlows {
 		var request proto.Message
@@ -57,7 +57,7 @@ func TestFirstTokenOfThePrefillReplica(t *testing.T) {
 	}
 }
 
-// A sampled output has all its tokens from the decode replica.
+// The decode replica sends all tokens of a sampled output.
 func TestSampledFirstToken(t *testing.T) {
 	var sent atomic.Bool // by the decode replica
 	flow := kvFlows[2]
@@ -74,7 +74,7 @@ func TestSampledFirstToken(t *testing.T) {
 	f.nothingReserved()
 }
 
-// otherToken is a prefill replica whose first token is another than the decode replicas'.
+// otherToken is a prefill replica whose first token differs from the decode replicas' first token.
 type otherToken struct {
 	vllmpb.UnimplementedInferenceServer
 	addr string
@@ -90,7 +90,7 @@ func (o *otherToken) GenerateStream(q *vllmpb.GenerateRequest, s grpc.ServerStre
 	})
 }
 
-// Where the decode replica has another first token, the output follows the one that the application has.
+// If the decode replica has another first token, the output follows the token that the application already has.
 func TestFirstTokenThatDiffers(t *testing.T) {
 	decodes, _ := breakings(t, 2, dying(0))
 	lis := listenLoopback(t)

@@ -18,14 +18,14 @@ func TestPrioritiesInMetadata(t *testing.T) {
 	var order []string
 	entered, leave := make(chan struct{}), make(chan struct{})
 	r := start(t, &replica{unary: func(_ context.Context, q *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
-		switch who := string(q.GetPayload().GetBody()); who {
+		switch name := string(q.GetPayload().GetBody()); name {
 		case "":
 		case "hold":
 			close(entered)
 			<-leave
 		default:
 			mu.Lock()
-			order = append(order, who)
+			order = append(order, name)
 			mu.Unlock()
 		}
 		return &testpb.SimpleResponse{}, nil
@@ -35,13 +35,13 @@ func TestPrioritiesInMetadata(t *testing.T) {
 	stub := testpb.NewTestServiceClient(cc)
 	connectedExcept(t, cc, []*replica{r})
 	var calls sync.WaitGroup
-	call := func(who, priority string) {
+	call := func(name, priority string) {
 		calls.Go(func() {
 			ctx := deadline(t)
 			if priority != "" {
 				ctx = metadata.AppendToOutgoingContext(ctx, "X-Warmpath-Priority", priority)
 			}
-			if _, err := stub.UnaryCall(ctx, simple(who)); err != nil {
+			if _, err := stub.UnaryCall(ctx, simple(name)); err != nil {
 				t.Error(err)
 			}
 		})
