@@ -72,7 +72,7 @@ func TestAdoptionChanges(t *testing.T) {
 	require.Equal(t, "round_robin", name)
 }
 
-// Who has applied the percentage already is not asked twice.
+// The percentage is applied once: a client that has applied it is answered by the policy.
 func TestAdoptedStream(t *testing.T) {
 	f := start(t, adopting("    percentage: 0"))
 	require.Equal(t, map[string]int{"round_robin": 100}, f.reasons(t))

@@ -47,11 +47,11 @@ func TestAHostileCaller(t *testing.T) {
 		for range 50 {
 			a, err := good.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: "shared", Mode: warmpathv1.PickMode_PICK_MODE_RESERVE})
 			require.NoError(t, err)
-			told, err := good.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+			answer, err := good.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
 				Reservation: a.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
 			}}})
 			require.NoError(t, err)
-			require.Empty(t, told.GetUnknown())
+			require.Empty(t, answer.GetUnknown())
 		}
 	}
 	served(t)
@@ -131,7 +131,7 @@ func manyStreams(t *testing.T, f *fixture, first *grpc.ClientConn, n int) {
 		refused.Go(func() {
 			stream, err := warmpathv1.NewRoutingServiceClient(conns[i%len(conns)]).ChooseReplicas(ctx)
 			if err == nil {
-				_ = stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Deployment: "shared", Pinned: "nobody"}})
+				_ = stream.Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Deployment: "shared", Pinned: "none"}})
 				_, err = stream.Recv()
 			}
 			mu.Lock()

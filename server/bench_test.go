@@ -38,7 +38,7 @@ func echo(answer *warmpathv1.ChooseReplicaResponse) *grpc.ServiceDesc {
 	}}}
 }
 
-// events tells the deployment what 16 engines that each prefill 12,000 tokens a second would tell, until the benchmark ends:
+// events sends the deployment the events of 16 engines that each prefill 12,000 tokens a second, until the benchmark ends:
 // every 10 ms one chain of 8 blocks from each, now and then with a superblock.
 func events(b *testing.B, d *deployment) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -93,7 +93,7 @@ func timed(b *testing.B, call func(i int) error) {
 	b.ReportMetric(float64(all[len(all)*99/100].Nanoseconds()), "p99-ns")
 }
 
-// 16 replicas, 512 hashes a request, an index that knows the prompts, KV events arriving; beside an echo of the same request.
+// 16 replicas, 512 hashes a request, an index that holds the prompts, KV events arriving; beside an echo of the same request.
 func BenchmarkChoose(b *testing.B) {
 	c := parse(b, manyReplicas(16))
 	s, err := New(c, Options{Logger: discard})

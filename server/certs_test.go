@@ -126,7 +126,7 @@ func (f files) withClients(more string) string {
 	return f.yaml(", ca: " + f.path("ca.pem") + more)
 }
 
-// as is the service as seen by who shows a certificate (nil = none) and a token ("" = none).
+// as is a connection with a certificate (nil = none) and a token ("" = none).
 func (f *fixture) as(t testing.TB, c credentials.TransportCredentials, token string) *grpc.ClientConn {
 	t.Helper()
 	opts := []grpc.DialOption{grpc.WithTransportCredentials(c)}
@@ -182,7 +182,7 @@ principals:
 	}{
 		"by its URI":                {a.client(t, spiffe(a)...), codes.OK},
 		"by its common name":        {a.client(t, named("gateway")...), codes.OK},
-		"nobody's subject":          {a.client(t, named("stranger")...), codes.Unauthenticated},
+		"unknown subject":           {a.client(t, named("stranger")...), codes.Unauthenticated},
 		"no certificate":            {a.client(t), codes.Unavailable},
 		"of another authority":      {a.client(t, spiffe(other)...), codes.Unavailable},
 		"the server's is not known": {other.client(t, spiffe(a)...), codes.Unavailable},
@@ -237,7 +237,7 @@ func TestCertificatesAreReadAgain(t *testing.T) {
 	require.Eventually(t, func() bool { return shown(connected()) != first }, 20*time.Second, 10*time.Millisecond)
 	require.Equal(t, first, shown(old))
 
-	// The authority is replaced: who has a certificate of the old one does not come in any more.
+	// The authority is replaced: a certificate of the old one is refused.
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
 		return status.Code(ask(t, connected())) == codes.Unavailable

@@ -137,7 +137,7 @@ func TestFullAndTooLarge(t *testing.T) {
 	err = ask(&warmpathv1.ChooseReplicaRequest{WaitMs: 1})
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 	require.ErrorContains(t, err, "waited")
-	err = ask(&warmpathv1.ChooseReplicaRequest{Pinned: "nobody"})
+	err = ask(&warmpathv1.ChooseReplicaRequest{Pinned: "none"})
 	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 	err = ask(&warmpathv1.ChooseReplicaRequest{Pinned: string(make([]byte, 257))})
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
@@ -149,7 +149,7 @@ func TestFullAndTooLarge(t *testing.T) {
 	require.Equal(t, map[string]int{"b": 1}, f.ongoing("code"))
 }
 
-// Who only asks, in any mode and never reporting, still spreads over the fleet.
+// Picks without any report spread over the fleet, in every mode.
 func TestCallersThatNeverReportSpread(t *testing.T) {
 	for _, policy := range []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "kv_aware"} {
 		for _, mode := range []warmpathv1.PickMode{count, query} {

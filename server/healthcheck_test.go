@@ -24,7 +24,7 @@ const (
 	notServing = healthpb.HealthCheckResponse_NOT_SERVING
 )
 
-// engine is a replica that says how it is; with a nil health server it has no such service.
+// engine is a replica with a health service; nil = it has none.
 func engine(t testing.TB, h *health.Server, opts ...grpc.ServerOption) (address string) {
 	t.Helper()
 	s := grpc.NewServer(opts...)
@@ -66,7 +66,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	well.SetServingStatus("", notServing)
 	clock.advance(time.Minute)
 	unwell := d.round(t, members)
-	require.Len(t, unwell, 2, "what a replica says of itself is enough")
+	require.Len(t, unwell, 2, "NOT_SERVING once is enough")
 	require.Equal(t, symptom{clock.now(), "NOT_SERVING"}, unwell["well"])
 	require.Equal(t, found, unwell["gone"].since)
 	require.Contains(t, unwell["gone"].why, "Unavailable: ")
@@ -80,7 +80,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	require.Empty(t, d.checks.found)
 }
 
-// Clients are told that a replica does not serve, and that it does again; that nobody serves they are not told.
+// Clients receive a replica that does not serve as draining, until it serves again. If none serves, all stay in use.
 func TestUnwellReplicasDrain(t *testing.T) {
 	a, b := health.NewServer(), health.NewServer()
 	f := start(t, `
@@ -119,7 +119,7 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: "a:1
 	until(false, false)
 }
 
-// Who registers speaks for itself, and is not asked; what a check found before, or meanwhile, does not count any more.
+// A replica that registers reports its own state: it is not checked, and what a check has found does not count.
 func TestRegisteredReplicasAreNotChecked(t *testing.T) {
 	f := start(t, "deployments: {chat: {register: true, replicas: [{id: a, address: 'a:1'}, {id: c, address: 'c:1'}]}}")
 	d := f.deployment("chat")

@@ -17,7 +17,7 @@ import (
 
 const unknownService = healthpb.HealthCheckResponse_SERVICE_UNKNOWN
 
-// Health is told to everybody, deployments only to those who may use them.
+// Every caller may read the server's health; that of a deployment only the principals that may use it.
 func TestHealth(t *testing.T) {
 	closed := startTenants(t)
 	open := start(t, several)
@@ -25,9 +25,9 @@ func TestHealth(t *testing.T) {
 	for p, tt := range map[string]struct {
 		f     *fixture
 		token string
-		knows []string
+		names []string
 	}{
-		"anyone":     {open, "", []string{"", "chat", "code", "empty", whole}},
+		"open":       {open, "", []string{"", "chat", "code", "empty", whole}},
 		"trusted":    {closed, trustedToken, []string{"", "chat", "code", whole}},
 		"one of two": {closed, chatToken, []string{"", "chat", whole}},
 		"stranger":   {closed, "", []string{"", whole}},
@@ -40,9 +40,9 @@ func TestHealth(t *testing.T) {
 			}
 			all, err := h.List(soon(t), new(healthpb.HealthListRequest))
 			require.NoError(t, err)
-			require.Equal(t, tt.knows, slices.Sorted(maps.Keys(all.GetStatuses())))
+			require.Equal(t, tt.names, slices.Sorted(maps.Keys(all.GetStatuses())))
 			for _, name := range []string{"", whole, "chat", "code", "empty", "none", strings.Repeat("x", 1000)} {
-				known := slices.Contains(tt.knows, name)
+				known := slices.Contains(tt.names, name)
 				a, err := h.Check(soon(t), &healthpb.HealthCheckRequest{Service: name})
 				stream, errWatch := h.Watch(soon(t), &healthpb.HealthCheckRequest{Service: name})
 				require.NoError(t, errWatch)
@@ -70,7 +70,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// A health watch hears of a deployment that comes or goes and of what its caller may use, and does not hold up a shutdown.
+// A health watch follows deployments that are added or removed and the permissions of its caller. It does not hold up a
+// shutdown.
 func TestHealthWatch(t *testing.T) {
 	f := startTenants(t)
 	text := tenants[:strings.Index(tenants, "- {name: team")] + `- {name: team, token: only-chat-0123456789, deployments: [DEPLOYMENTS]}
@@ -103,7 +104,7 @@ func TestHealthWatch(t *testing.T) {
 	delete(c.Deployments, "code")
 	require.NoError(t, f.Update(c))
 	code(unknownService)
-	require.NoError(t, f.Shutdown(soon(t)), "nobody is waited for")
+	require.NoError(t, f.Shutdown(soon(t)), "it does not wait for watches")
 	whole(notServing)
 	whole(-1)
 	chat(-1)

@@ -15,7 +15,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Who opens more streams than it may waits for its own; others are served.
+// A client with too many streams waits for its own; other clients are served.
 func TestStreamsAreBounded(t *testing.T) {
 	f := start(t, quiet)
 	greedy, err := grpc.NewClient(f.conn.Target(), grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -78,7 +78,7 @@ func TestLongNames(t *testing.T) {
 	refused("watch", err)
 }
 
-// A watcher that does not read costs its own stream and nobody else's.
+// A watcher that does not read blocks its own stream only.
 func TestAWatcherThatDoesNotRead(t *testing.T) {
 	f := start(t, quiet)
 	deaf := f.watch(t, &warmpathv1.WatchStart{ClientId: "deaf", Load: true})
@@ -87,7 +87,7 @@ func TestAWatcherThatDoesNotRead(t *testing.T) {
 	w.next()
 	for i := range uint64(2000) {
 		w.report(i+1, true, loadOf([3]int{1, int(i%7) + 1, 0}, [3]int{2, 1, int(i)}, [3]int{3, 1, int(i)}))
-		f.heard(t, "x", i+1)
+		f.received(t, "x", i+1)
 		f.tick("chat")
 		for w.next().GetLoad().GetCounted() != i+1 {
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// Who has no token is refused at the HTTP door, and who has one is told of its own deployments only. Health is for everybody.
+// Over HTTP a call without a token is refused, and one with a token sees its own deployments only. Health needs no token.
 func TestHTTPCallers(t *testing.T) {
 	d := openDoor(t, withHTTP+"principals: [{name: proxy, token: proxy-0123456789abcd, deployments: [chat]}]\n"+quiet+
 		"  code: {replicas: [{id: z, address: '10.0.0.9:1'}]}\n", discard)
@@ -23,7 +23,7 @@ func TestHTTPCallers(t *testing.T) {
 	}{
 		{known, "chat", 200, "round_robin"},
 		{"", "chat", 401, "unauthenticated"},
-		{"Bearer nobody-0123456789", "chat", 401, "unauthenticated"},
+		{"Bearer unknown-0123456789", "chat", 401, "unauthenticated"},
 	} {
 		_, code, reason := d.route(t, nil, "Authorization", tt.authorization, httpendpoint.HeaderDeployment, tt.deployment)
 		require.Equal(t, tt.code, code, tt)
@@ -56,5 +56,5 @@ func TestHTTPOverTLS(t *testing.T) {
 	plain, err := http.Post("http://"+d.addr+httpendpoint.RoutePath, "application/json", nil)
 	require.NoError(t, err)
 	defer plain.Body.Close()
-	require.Equal(t, http.StatusBadRequest, plain.StatusCode, "net/http says that this is a TLS port")
+	require.Equal(t, http.StatusBadRequest, plain.StatusCode, "net/http answers that this is a TLS port")
 }

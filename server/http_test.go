@@ -211,7 +211,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 	require.Eventually(t, func() bool { return ask(d.raw(t, "")) == nil }, 20*time.Second, 5*time.Millisecond)
 }
 
-// Health says no while the server drains, and Shutdown ends the door too.
+// While the server drains, health is 503. Shutdown ends the HTTP endpoint too.
 func TestHTTPDrains(t *testing.T) {
 	d := openDoor(t, withHTTP+quiet, discard)
 	get := func() int {

@@ -16,7 +16,7 @@ type heldBy struct {
 	tier          warmpathv1.CacheTier
 }
 
-// caches is what a client knows.
+// caches are those that a client has received.
 type caches map[heldBy]map[uint64]bool
 
 func (c caches) apply(updates []*warmpathv1.IndexUpdate) (version uint64) {
@@ -58,8 +58,8 @@ func (c caches) known(member func(uint32) bool) caches {
 	return all
 }
 
-// A client that takes the updates knows what is held, from wherever it starts, whoever leaves, joins or is cleared.
-func TestIndexTellsWhatIsHeld(t *testing.T) {
+// A client that applies the updates has what is held, from any version on, whichever replicas leave, join or are cleared.
+func TestIndexBroadcastsWhatIsHeld(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	x := newIndex(0)
 	truth := make(map[string]caches) // by id, under the number 0
@@ -122,7 +122,7 @@ func TestIndexTellsWhatIsHeld(t *testing.T) {
 			if updates := x.since(k.version, number); updates != nil {
 				k.version = k.apply(updates)
 			}
-		case 2: // everything is told now
+		case 2: // all is sent now
 			x.flush(number)
 			if updates := x.since(k.version, number); updates != nil {
 				k.version = k.apply(updates)
@@ -168,7 +168,7 @@ func TestIndexChains(t *testing.T) {
 	require.Nil(t, x.since(8, one))
 }
 
-// A snapshot between two intervals does not tell what will turn out not to have happened.
+// A snapshot between two intervals has no change that is taken back before the next version.
 func TestIndexSnapshotBetween(t *testing.T) {
 	one := func(string) uint32 { return 1 }
 	a := heldBy{1, 0, warmpathv1.CacheTier_CACHE_TIER_GPU}
@@ -187,7 +187,7 @@ func TestIndexSnapshotBetween(t *testing.T) {
 	require.Equal(t, map[uint64]bool{1: true}, known[a])
 }
 
-// What is remembered is bounded; who comes back too late is told everything, in messages of bounded size.
+// The log is bounded. A client that comes back too late is sent a snapshot, in messages of bounded size.
 func TestIndexIsBounded(t *testing.T) {
 	x := newIndex(0)
 	one := func(string) uint32 { return 1 }

@@ -31,7 +31,7 @@ func init() {
 	})
 }
 
-// faulty is a policy that panics for the session that says so.
+// faulty is a policy that panics for certain sessions.
 type faulty struct{ none []int }
 
 func (f *faulty) panics(r *policy.Request, where string) {
@@ -134,15 +134,15 @@ func TestPanicsAreErrors(t *testing.T) {
 	leases := &f.deployment("chat").picks.leases
 	require.Len(t, leases.byID, leases.held())
 
-	said := log.String()
-	require.Equal(t, 19, strings.Count(said, "a panic was caught"))
+	logged := log.String()
+	require.Equal(t, 19, strings.Count(logged, "a panic was caught"))
 	for _, want := range []string{"interceptors_test.go", "grpc.method=ChooseReplica grpc.method_type=unary", "grpc.code=Internal", "index out of range"} {
-		require.True(t, strings.Contains(said, want), want)
+		require.True(t, strings.Contains(logged, want), want)
 	}
-	require.False(t, strings.Contains(said, "secret"))
+	require.False(t, strings.Contains(logged, "secret"))
 }
 
-// A config that is put into force says what of it has to wait for a restart.
+// A reload logs the fields that are not in force before a restart.
 func TestWhatIsReadOnce(t *testing.T) {
 	f, log := startLogged(t, quiet)
 	require.NoError(t, f.Update(parse(t, quiet)))

@@ -60,9 +60,9 @@ func TestADeploymentWithoutReplicasDoesNotServe(t *testing.T) {
 	require.NoError(t, err)
 	expect := func(want healthpb.HealthCheckResponse_ServingStatus, reason string) {
 		t.Helper()
-		told, err := watch.Recv()
+		got, err := watch.Recv()
 		require.NoError(t, err)
-		require.Equal(t, want, told.GetStatus())
+		require.Equal(t, want, got.GetStatus())
 		a, err := health.Check(soon(t), &healthpb.HealthCheckRequest{Service: "chat"})
 		require.NoError(t, err)
 		require.Equal(t, want, a.GetStatus())

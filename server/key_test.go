@@ -32,7 +32,7 @@ func TestDecodeKey(t *testing.T) {
 		"nothing":         {nil, 0, ""},
 		"text":            {text, 2, ""},
 		"tokens":          {&warmpathv1.RequestKey{Prompt: tokens(7)}, 7, ""},
-		"told":            {&warmpathv1.RequestKey{Prompt: tokens(7), PromptTokens: 9}, 9, ""},
+		"given":           {&warmpathv1.RequestKey{Prompt: tokens(7), PromptTokens: 9}, 9, ""},
 		"hashes":          {hashed(2, 16, 32), 32, ""},
 		"no length":       {hashed(2, 16, 0), 32, ""},
 		"a tail":          {hashed(2, 16, 17), 17, ""},

@@ -32,7 +32,7 @@ const (
 	released = warmpathv1.LifeStage_LIFE_STAGE_RELEASED
 )
 
-// load is what is booked in the deployment chat.
+// load is what is reserved in the deployment chat.
 func (f *fixture) load() (b replicaLoad) {
 	for _, r := range f.deployment("chat").hosted.Load().router.View().Replicas() {
 		b.add(replicaLoad{int64(r.Ongoing()), int64(r.QueuedTokens())}, 1)
@@ -40,7 +40,7 @@ func (f *fixture) load() (b replicaLoad) {
 	return b
 }
 
-// whole is what is booked there as those who are not trusted are shown it.
+// whole is the load there as untrusted principals see it.
 func (f *fixture) whole() (b replicaLoad) {
 	for _, held := range f.deployment("chat").picks.leases.expire(f.Server.now()).all {
 		b.add(held, 1)
@@ -48,7 +48,7 @@ func (f *fixture) whole() (b replicaLoad) {
 	return b
 }
 
-// A deployment that is being taken out does not say that it is full: callers go elsewhere.
+// A deployment that is being removed answers UNAVAILABLE, not that it is full, so that callers go elsewhere.
 func TestPicksOfADeploymentThatIsTakenOut(t *testing.T) {
 	f := start(t, quiet)
 	f.deployment("chat").picks.leases.close()
@@ -129,7 +129,7 @@ func TestShorterLeases(t *testing.T) {
 	require.EqualValues(t, 2, f.load().ongoing)
 }
 
-// A pick that nobody reports on counts for ten seconds, its prompt for a fifth of that.
+// A pick without reports counts for ten seconds, its prompt for a fifth of that.
 func TestCountedPicksFade(t *testing.T) {
 	f := start(t, quiet)
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: count, Key: &warmpathv1.RequestKey{Prompt: tokens(100)}})
@@ -159,7 +159,7 @@ func TestReservationsAreBounded(t *testing.T) {
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve})
 }
 
-// Of many who ask at once for the same request all get the same reservation, also where it fails.
+// Simultaneous calls for one request get the same reservation, or the same error.
 func TestIdempotentAtOnce(t *testing.T) {
 	f := start(t, quiet)
 	var wg sync.WaitGroup
@@ -179,7 +179,7 @@ func TestIdempotentAtOnce(t *testing.T) {
 	require.EqualValues(t, 1, f.load().ongoing)
 	for range 2 {
 		_, err := f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{
-			Mode: reserve, Pinned: "nobody", Key: &warmpathv1.RequestKey{RequestId: "failed"},
+			Mode: reserve, Pinned: "none", Key: &warmpathv1.RequestKey{RequestId: "failed"},
 		})
 		require.Equal(t, codes.Unavailable, status.Code(err))
 	}
@@ -212,8 +212,8 @@ func TestAttemptsAreApart(t *testing.T) {
 	require.Equal(t, replicaLoad{2, 200}, f.load())
 }
 
-// Who asks for what another one is waiting for goes on waiting when that one goes away or would not wait as long, and in all
-// as long as it said.
+// A call that repeats one that waits goes on when the first is canceled or has a shorter wait. In all it waits as long as it
+// asked for.
 func TestTheFirstToAskMayGo(t *testing.T) {
 	const short, long = 10_000, 60_000 // ms
 	for _, c := range []struct {
@@ -276,7 +276,7 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 	}
 }
 
-// Of whom a caller excludes, and where it failed, nothing is kept for as long as a reservation lasts.
+// A reservation keeps neither the excluded replicas of its request nor those that it has tried.
 func TestLeasesKeepNoNames(t *testing.T) {
 	f := start(t, quiet)
 	r := &warmpathv1.ChooseReplicaRequest{Mode: reserve, Tried: []string{"a", "b"}, Excluded: []string{"x"}}

@@ -81,7 +81,7 @@ func TestLedgerAddsUp(t *testing.T) {
 	}
 }
 
-func TestLedgerIgnoresWhoWasReplaced(t *testing.T) {
+func TestLedgerIgnoresAWatchThatWasReplaced(t *testing.T) {
 	l := ledger{roster: new(roster)}
 	l.roster.fleetOf("a")
 	old := l.open("x", time.Time{})

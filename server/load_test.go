@@ -12,7 +12,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Whoever takes the updates since whatever tick he knew knows the load, and is told nothing that he knows.
+// A client that applies the updates since any interval has the load, and is sent only what has changed.
 func TestLoadsFromAnyTick(t *testing.T) {
 	rng := rand.New(rand.NewPCG(7, 8))
 	l := balance{ledger: ledger{roster: new(roster)}}

@@ -10,7 +10,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// What an engine says counts until it is stale, then only what is known otherwise; the size of its cache stays.
+// The load that an engine reports counts until it is stale, then the other sources alone. The size of its cache stays.
 func TestPolledLoadExpiresAndCapacityDoesNot(t *testing.T) {
 	const config = `
 load_interval: 10s
@@ -40,10 +40,10 @@ deployments:
 	f.tick("chat")
 	require.EqualValues(t, 1, replica(0).GetOngoing())
 	require.True(t, replica(0).GetStale())
-	require.False(t, replica(1).GetStale(), "it never told")
+	require.False(t, replica(1).GetStale(), "it has never reported")
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 
-	poll("a", load.Report{QueuedTokens: -1, Ongoing: 2}) // it says nothing of its cache any more
+	poll("a", load.Report{QueuedTokens: -1, Ongoing: 2}) // without the size of its cache
 	f.tick("chat")
 	require.False(t, replica(0).GetStale())
 	require.EqualValues(t, 2, replica(0).GetOngoing())
@@ -59,7 +59,7 @@ deployments:
 	poll("a", load.Report{QueuedTokens: -1, Ongoing: 9}) // an answer that was under way
 	f.tick("chat")
 	require.EqualValues(t, 1, replica(0).GetOngoing())
-	require.False(t, replica(0).GetStale(), "nobody expects it to tell")
+	require.False(t, replica(0).GetStale(), "its load is not polled any more")
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 }
 

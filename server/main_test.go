@@ -123,7 +123,7 @@ func soon(t testing.TB) context.Context {
 	return ctx
 }
 
-// ongoing is what is booked on each replica.
+// ongoing is what is reserved on each replica.
 func (f *fixture) ongoing(name string) map[string]int {
 	all := make(map[string]int)
 	for _, r := range f.deployment(name).hosted.Load().router.View().Replicas() {

@@ -60,7 +60,7 @@ deployments:
 	}
 
 	_, err = f.pb.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{})
-	require.Error(t, err, "there is nobody")
+	require.Error(t, err, "the fleet is empty")
 	_, err = f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "127.0.0.1:1"}})
 	require.NoError(t, err)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Index: true, Load: true})

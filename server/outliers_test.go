@@ -100,7 +100,7 @@ func TestOutcomesAddUp(t *testing.T) {
 		sent++
 		all[i].shows(o)
 		all[i].report(sent, false, nil)
-		f.heard(t, fmt.Sprint("client ", i), sent)
+		f.received(t, fmt.Sprint("client ", i), sent)
 	}
 	for i := range 4 {
 		show(i, &warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 1})
@@ -155,7 +155,7 @@ principals:
 			w.report(n, false, nil)
 		}
 		for i := range 3 {
-			f.heard(t, fmt.Sprint("evil\x00e", i+1), n)
+			f.received(t, fmt.Sprint("evil\x00e", i+1), n)
 		}
 		f.tick("chat")
 		out := f.deployment("chat").ejects(2)
@@ -171,7 +171,7 @@ principals:
 			good.shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1})
 		}
 		good.report(n, false, nil)
-		f.heard(t, "good\x00g", n)
+		f.received(t, "good\x00g", n)
 		f.clock.advance(time.Second)
 	}
 	require.NotZero(t, kept, "it weighs something")
@@ -233,13 +233,13 @@ func TestProbesTakeTurns(t *testing.T) {
 		f.advance(1100 * time.Millisecond)
 	}
 	require.Equal(t, map[string]int{"client 0": 2, "client 1": 2, "client 2": 2}, seen)
-	who := prober()
-	index := int(who[len(who)-1] - '0')
+	id := prober()
+	index := int(id[len(id)-1] - '0')
 	all[index].report(1, false, &warmpathv1.Loads{Replicas: []uint32{2}, Ongoing: []uint32{1}, QueuedTokens: []uint64{0}})
-	f.heard(t, who, 1)
+	f.received(t, id, 1)
 	for range 20 { // while its request is there it is under way
 		f.advance(2 * time.Second)
-		require.Equal(t, who, prober())
+		require.Equal(t, id, prober())
 	}
 	all[(index+1)%3].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1}) // not its turn
 	all[index].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 1})
@@ -250,8 +250,8 @@ func TestProbesTakeTurns(t *testing.T) {
 		return d.roster.numbered(2).ejection.state == outlier.Ejected
 	}, 20*time.Second, time.Millisecond, "its probe failed")
 	f.advance(21 * time.Second)
-	who = prober()
-	all[who[len(who)-1]-'0'].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1})
+	id = prober()
+	all[id[len(id)-1]-'0'].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1})
 	for _, w := range all {
 		w.ejected()
 	}
@@ -264,12 +264,12 @@ func TestCallersProbes(t *testing.T) {
 	reserve := func() string {
 		return f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Excluded: []string{"r1", "r2", "r4"}}).GetReservation().GetId()
 	}
-	tell := func(l *warmpathv1.LifeReport) {
+	report := func(l *warmpathv1.LifeReport) {
 		_, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{l}})
 		require.NoError(t, err)
 	}
 	for range 5 {
-		tell(&warmpathv1.LifeReport{
+		report(&warmpathv1.LifeReport{
 			Reservation: reserve(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
 			Outcome: &warmpathv1.Outcome{Code: int32(codes.Unavailable), Sent: true},
 		})
@@ -283,9 +283,9 @@ func TestCallersProbes(t *testing.T) {
 	f.clock.advance(11 * time.Second)
 	id := reserve()
 	require.Equal(t, outlier.HalfOpen, state())
-	tell(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
+	report(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
 	require.Equal(t, outlier.HalfOpen, state())
-	tell(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
+	report(&warmpathv1.LifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
 	require.Equal(t, outlier.SlowStart, state())
 }
 
@@ -330,7 +330,7 @@ func TestOutcomesWhereEjectionIsDisabled(t *testing.T) {
 	w.ejected()
 	w.shows(&warmpathv1.ReplicaOutcomes{Replica: 3, Failures: 500})
 	w.report(1, false, nil)
-	f.heard(t, "a", 1)
+	f.received(t, "a", 1)
 	f.tick("chat")
 	require.False(t, f.deployment("chat").ejects(3))
 }

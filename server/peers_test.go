@@ -54,7 +54,7 @@ func (e *wireEnd) Store(string) policy.Store { return sharedstore.NewMemory(time
 func (e *wireEnd) Connected() bool           { return true }
 func (e *wireEnd) Close()                    {}
 
-// deliver delivers what was published, but what lost says.
+// deliver delivers what was published, without what is lost.
 func (w *wire) deliver(lost func(from, to *wireEnd) bool) {
 	all := w.unsent
 	w.unsent = nil
@@ -306,7 +306,7 @@ func TestClusterHealsAPartition(t *testing.T) {
 		c.tick(cut)
 	}
 	require.Equal(t, map[string]replicaLoad{"a": {4, 800}}, shown(c.servers[0], exactView))
-	require.Empty(t, c.servers[0].clusterStatus().GetPeers(), "it is alone and says so")
+	require.Empty(t, c.servers[0].clusterStatus().GetPeers(), "it is alone")
 	require.Empty(t, shown(c.servers[1], exactView))
 	require.Len(t, c.servers[1].clusterStatus().GetPeers(), 1)
 	w.holds(t, 100, map[uint32]replicaLoad{1: {4, 800}})

@@ -15,7 +15,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Tokens are read again with their file; with the config who is gone is refused and who stays keeps what is held.
+// Changed files of tokens are read again. After a reload a principal that is gone is refused, and one that stays keeps its
+// reservations.
 func TestTokensAreReadAgain(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("tokens", []byte("first-0123456789\n\nsecond-0123456789\n"))
@@ -49,8 +50,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 	require.Equal(t, codes.OK, code("third-0123456789"))
 }
 
-// A stream ends soon after a reload, and says why, whose caller is gone, shows what does not count any more, or may not use what
-// the stream uses. Others go on.
+// A stream ends with a reason soon after a reload that removes its principal, its credential, or its deployment. Others go on.
 func TestRevokedCallersAreSentAway(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("tokens", []byte("kept-0123456789a\nlost-0123456789a\n"))
@@ -126,7 +126,7 @@ deployments: {chat: {register: true}, code: {register: true}}
 	_, err = watches["same"].Recv()
 	require.NoError(t, err)
 
-	// Nobody is asked any more, and then everybody is again: who was somebody, or anyone, is not that now.
+	// Without principals all calls are unrestricted; with principals again, the streams of both kinds end.
 	open := text[:strings.Index(text, "principals:")] + text[strings.Index(text, "deployments: {chat:"):]
 	require.NoError(t, f.Update(parse(t, open)))
 	ends("same", codes.Unauthenticated)

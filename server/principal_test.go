@@ -35,7 +35,7 @@ const (
 	chatToken    = "only-chat-0123456789"
 )
 
-// tenants is a config with a trusted caller and one that may use a single deployment; its token is told as its digest.
+// tenants is a config with a trusted caller and one that may use a single deployment; its token is given as its digest.
 const tenants = `
 load_interval: 10s
 principals:
@@ -51,7 +51,7 @@ func startTenants(t testing.TB) *fixture {
 	return start(t, strings.Replace(tenants, "b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", hex.EncodeToString(d[:]), 1))
 }
 
-func TestWhoMayUseWhat(t *testing.T) {
+func TestPermissions(t *testing.T) {
 	f := startTenants(t)
 	for _, tt := range []struct {
 		token, deployment, model string
@@ -87,10 +87,10 @@ func TestWhoMayUseWhat(t *testing.T) {
 		require.Equal(t, codes.Unauthenticated, status.Code(err), "%q", values)
 	}
 	_, err := routingService{Server: f.Server}.ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
-	require.Equal(t, codes.PermissionDenied, status.Code(err), "a door that does not ask lets nobody in")
+	require.Equal(t, codes.PermissionDenied, status.Code(err), "a front end that does not authenticate has no permissions")
 }
 
-// All other methods ask, too; health is for everybody, and channelz for those who are trusted.
+// All other methods authenticate too; health needs no token, and channelz is for trusted principals.
 func TestEveryMethodAsks(t *testing.T) {
 	f := startTenants(t)
 	conn := func(token string) *grpc.ClientConn { return f.as(t, insecure.NewCredentials(), token) }
@@ -130,7 +130,7 @@ func TestEveryMethodAsks(t *testing.T) {
 		_, err := f.with(t, token).ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
 		return err
 	}
-	told := func(token, deployment string) error {
+	answer := func(token, deployment string) error {
 		_, err := warmpathv1.NewStatusServiceClient(conn(token)).GetStatus(soon(t), &warmpathv1.GetStatusRequest{Deployment: deployment})
 		return err
 	}
@@ -142,28 +142,28 @@ func TestEveryMethodAsks(t *testing.T) {
 		err  error
 		want codes.Code
 	}{
-		"status":                {told(chatToken, "chat"), codes.OK},
-		"status, other":         {told(chatToken, "code"), codes.PermissionDenied},
-		"status, nobody":        {told("", ""), codes.Unauthenticated},
+		"status":                {answer(chatToken, "chat"), codes.OK},
+		"status, other":         {answer(chatToken, "code"), codes.PermissionDenied},
+		"status, no token":      {answer("", ""), codes.Unauthenticated},
 		"store":                 {stored(chatToken, "chat"), codes.OK},
 		"store, other":          {stored(chatToken, "code"), codes.PermissionDenied},
-		"store, nobody":         {stored("", "chat"), codes.Unauthenticated},
+		"store, no token":       {stored("", "chat"), codes.Unauthenticated},
 		"watch":                 {watched(chatToken, "chat"), codes.OK},
 		"watch, other":          {watched(chatToken, "code"), codes.PermissionDenied},
-		"watch, nobody":         {watched("", "chat"), codes.Unauthenticated},
+		"watch, no token":       {watched("", "chat"), codes.Unauthenticated},
 		"choose, other":         {chosen(chatToken), codes.PermissionDenied},
-		"choose, nobody":        {chosen(""), codes.Unauthenticated},
+		"choose, no token":      {chosen(""), codes.Unauthenticated},
 		"choose":                {chosen(trustedToken), codes.OK},
 		"register":              {registered(trustedToken), codes.OK},
 		"register, not allowed": {registered(chatToken), codes.PermissionDenied},
-		"register, nobody":      {registered(""), codes.Unauthenticated},
+		"register, no token":    {registered(""), codes.Unauthenticated},
 		"reflection":            {reflected(chatToken), codes.OK},
-		"reflection, nobody":    {reflected(""), codes.Unauthenticated},
+		"reflection, no token":  {reflected(""), codes.Unauthenticated},
 		"channelz":              {inspected(trustedToken), codes.OK},
 		"channelz, not trusted": {inspected(chatToken), codes.PermissionDenied},
-		"channelz, nobody":      {inspected(""), codes.Unauthenticated},
+		"channelz, no token":    {inspected(""), codes.Unauthenticated},
 		"life":                  {lived(chatToken), codes.OK},
-		"life, nobody":          {lived(""), codes.Unauthenticated},
+		"life, no token":        {lived(""), codes.Unauthenticated},
 	} {
 		require.Equal(t, tt.want, status.Code(tt.err), "%s: %v", name, tt.err)
 	}
@@ -171,7 +171,7 @@ func TestEveryMethodAsks(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What others asked is told to those who are trusted, and to nobody else.
+// What others have asked is shown to trusted principals only.
 func TestMatchesAreForTheTrusted(t *testing.T) {
 	f := startTenants(t)
 	request := &warmpathv1.ChooseReplicaRequest{Deployment: "chat", Key: hashed(64, 16, 0), Mode: warmpathv1.PickMode_PICK_MODE_COUNT}
@@ -193,7 +193,7 @@ func TestMatchesAreForTheTrusted(t *testing.T) {
 	unknown := proto64(t)
 	a, err = other.ChooseReplica(soon(t), unknown)
 	require.NoError(t, err)
-	require.Equal(t, reasonWithheld, a.GetDecision().GetReason(), "nor is it told that nothing matched")
+	require.Equal(t, reasonWithheld, a.GetDecision().GetReason(), "that nothing matched is withheld too")
 
 	state := func(token string) *warmpathv1.DeploymentStatus {
 		pb := warmpathv1.NewStatusServiceClient(f.as(t, insecure.NewCredentials(), token))
@@ -216,7 +216,7 @@ func TestMatchesAreForTheTrusted(t *testing.T) {
 	h := f.deployment("chat").hosted.Load()
 	h.changed([]policy.CacheChange{{Replica: "a", Rank: 0, BlockTokens: policy.SuperblockTokens, Stored: []uint64{7}}})
 	f.tick("chat")
-	hears := func(token string) bool {
+	sees := func(token string) bool {
 		stream, err := f.with(t, token).WatchReplicas(soon(t))
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Deployment: "chat", Index: true}}))
@@ -224,11 +224,11 @@ func TestMatchesAreForTheTrusted(t *testing.T) {
 		require.NoError(t, err)
 		return m.GetIndex() != nil
 	}
-	require.True(t, hears(trustedToken))
-	require.False(t, hears(chatToken))
+	require.True(t, sees(trustedToken))
+	require.False(t, sees(chatToken))
 }
 
-// proto64 asks with a prompt that nobody had.
+// proto64 is a request with a prompt that no cache has.
 func proto64(t testing.TB) *warmpathv1.ChooseReplicaRequest {
 	t.Helper()
 	k := hashed(64, 16, 0)
@@ -279,13 +279,13 @@ func TestCallersAreApart(t *testing.T) {
 	life := &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
 		Reservation: other.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
 	}}}
-	told, err := f.with(t, chatToken).ReportLife(soon(t), life)
+	answer, err := f.with(t, chatToken).ReportLife(soon(t), life)
 	require.NoError(t, err)
-	require.Len(t, told.GetUnknown(), 1)
+	require.Len(t, answer.GetUnknown(), 1)
 	require.Equal(t, map[string]int{"b": 1}, f.ongoing("code"))
 }
 
-// No header makes somebody of a stranger, and whatever token a config may have lets its caller in.
+// No header without a valid token is accepted; every token that a config may have is.
 func FuzzAuthorization(f *testing.F) {
 	for _, s := range [][2]string{
 		{"Bearer 0123456789abcdef", "0123456789abcdef"}, {"bearer  x", "sha256:" + strings.Repeat("ab", 32)}, {"Basic x", "sha256:zz"}, {"", ""},
@@ -312,8 +312,8 @@ func FuzzAuthorization(f *testing.F) {
 	})
 }
 
-// Who may not call is turned away before anything of the call is read.
-func TestStrangersAreNotRead(t *testing.T) {
+// A call without permission is refused before its message is read.
+func TestCallsWithoutPermissionAreNotRead(t *testing.T) {
 	f := startTenants(t)
 	stream, err := f.as(t, insecure.NewCredentials(), "wrong").NewStream(soon(t), &grpc.StreamDesc{ClientStreams: true}, warmpathv1.RoutingService_ChooseReplica_FullMethodName)
 	require.NoError(t, err)

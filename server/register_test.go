@@ -42,7 +42,7 @@ func TestRegister(t *testing.T) {
 	require.Len(t, w.next().GetFleet().GetReplicas(), 2)
 	f.settle("chat")
 
-	// What it says of itself is told: draining at once, numbers with the next interval.
+	// Its own report is broadcast: draining at once, figures with the next interval.
 	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "r:1", Draining: true}})
 	require.True(t, w.next().GetFleet().GetReplicas()[0].GetDraining())
 	for range 5 {
@@ -61,13 +61,13 @@ func TestRegister(t *testing.T) {
 	f.tick("chat")
 	require.Equal(t, map[uint32]replicaLoad{2: {4, 900}}, columns(w.next().GetLoad().GetLoads()))
 
-	// It counts what it knows itself, or what others do if that is more.
+	// Its own load counts, or the sum of the clients where that is more.
 	w.report(1, true, loadOf([3]int{2, 1, 1000}))
-	f.heard(t, "x", 1)
+	f.received(t, "x", 1)
 	f.tick("chat")
 	require.Equal(t, map[uint32]replicaLoad{2: {4, 1000}}, columns(w.next().GetLoad().GetLoads()))
 	w.report(2, false, loadOf([3]int{2, 6, 10}))
-	f.heard(t, "x", 2)
+	f.received(t, "x", 2)
 	f.tick("chat")
 	require.Equal(t, map[uint32]replicaLoad{2: {6, 900}}, columns(w.next().GetLoad().GetLoads()))
 	f.clock.advance(3 * time.Second)
@@ -126,8 +126,8 @@ func TestRefusedRegistrations(t *testing.T) {
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
 }
 
-// What replicas say of themselves changes with every heartbeat: that is not in the log, who comes and goes is.
-func TestTheLogTellsWhoComesAndGoes(t *testing.T) {
+// The figures of replicas change with every heartbeat and are not logged; replicas that come or go are.
+func TestTheLogHasReplicasThatComeAndGo(t *testing.T) {
 	var text strings.Builder
 	now := newClock()
 	s, err := New(parse(t, "load_interval: 10s\ndeployments: {chat: {register: true}}"), Options{Logger: slog.New(slog.NewTextHandler(&text, nil)), now: now.now})

@@ -20,8 +20,7 @@ deployments:
   chat: {policy: {prefix_cache_affinity: {}}, register: true, replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]}
 `
 
-// A config that is put into force while the server works costs nothing that callers hold: leases, watches, what they
-// reported, who registered, what was learned, and the versions that they know.
+// A reload keeps leases, watches, reports, registrations, what the policy has learned, and the versions that clients have.
 func TestReloadKeepsEverything(t *testing.T) {
 	f := start(t, reloaded)
 	_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "10.0.0.9:1"}})
@@ -29,7 +28,7 @@ func TestReloadKeepsEverything(t *testing.T) {
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x", Load: true})
 	w.next()
 	w.report(1, true, loadOf([3]int{1, 5, 500}))
-	f.heard(t, "x", 1)
+	f.received(t, "x", 1)
 	key := hashed(64, 16, 0)
 	key.RequestId = "1"
 	ask := &warmpathv1.ChooseReplicaRequest{Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE}
@@ -56,11 +55,11 @@ func TestReloadKeepsEverything(t *testing.T) {
 	require.Equal(t, "prefix_match", other.GetDecision().GetReason())
 	require.Equal(t, first.GetReplica().GetId(), other.GetReplica().GetId())
 	require.Len(t, f.deploymentMembers("chat"), 4)
-	told, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
+	answer, err := f.pb.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{
 		Reservation: first.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
 	}}})
 	require.NoError(t, err)
-	require.Empty(t, told.GetUnknown())
+	require.Empty(t, answer.GetUnknown())
 }
 
 // breaks makes the policy "breaks" one that cannot be built.

@@ -26,7 +26,7 @@ func apply(known map[uint32]*warmpathv1.Replica, u *warmpathv1.FleetUpdate) {
 	}
 }
 
-// Whoever takes the updates since whatever version he knew knows the fleet.
+// A client that applies the updates since any version has the fleet.
 func TestRosterUpdatesFromAnyVersion(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var r roster

@@ -13,7 +13,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// silent is a deployment one of whose replicas publishes KV events, to nobody who listens.
+// silent is a deployment with one replica whose KV events cannot be reached.
 const silent = `
 load_interval: 10s
 deployments:
@@ -38,7 +38,7 @@ func asked(hashes []uint64) *warmpathv1.ChooseReplicaRequest {
 	}
 }
 
-// What one client says it sent is told to another, and used by the server's own picks; but not of a replica that tells by events.
+// A client's routes are broadcast to others and used by the server's own picks, but not those to a replica with KV events.
 func TestRoutesAreShared(t *testing.T) {
 	f := start(t, silent)
 	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Index: true})
@@ -56,14 +56,14 @@ func TestRoutesAreShared(t *testing.T) {
 	}}}))
 	d := f.deployment("chat")
 	require.Eventually(t, func() bool { f.tick("chat"); return d.hosted.Load().index.size() > 0 }, 20*time.Second, time.Millisecond)
-	var told []*warmpathv1.CacheChange
-	for len(told) == 0 {
-		told = other.next().GetIndex().GetChanges()
+	var changes []*warmpathv1.CacheChange
+	for len(changes) == 0 {
+		changes = other.next().GetIndex().GetChanges()
 	}
-	require.Len(t, told, 1)
-	require.EqualValues(t, 2, told[0].GetReplica())
-	require.Equal(t, sent, told[0].GetStored())
-	require.True(t, told[0].GetRouted())
+	require.Len(t, changes, 1)
+	require.EqualValues(t, 2, changes[0].GetReplica())
+	require.Equal(t, sent, changes[0].GetStored())
+	require.True(t, changes[0].GetRouted())
 
 	a := f.choose(t, asked(hashes))
 	require.Equal(t, "b", a.GetReplica().GetId())
@@ -77,11 +77,11 @@ deployments:
     replicas: [{id: a, address: "127.0.0.1:1"}, {id: b, address: "127.0.0.1:2", kv_events: "tcp://127.0.0.1:1"}]
 `)))
 	f.tick("chat")
-	require.Zero(t, d.hosted.Load().index.size(), "now it tells itself")
+	require.Zero(t, d.hosted.Load().index.size(), "now it publishes events")
 	require.Zero(t, f.choose(t, asked(hashes)).GetDecision().GetMatchedTokens())
 }
 
-// What the server decides for those who ask is told to those who watch.
+// The server's picks are broadcast to watchers.
 func TestOwnPicksAreShared(t *testing.T) {
 	f := start(t, silent)
 	hashes := blockHashes(make([]uint32, 1024), 16)
@@ -141,7 +141,7 @@ func TestRoutesAreBounded(t *testing.T) {
 		silent(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens, instance: instance}})
 	}
 	life("one")
-	require.Len(t, held, 10, "nobody had said in which life it was")
+	require.Len(t, held, 10, "its instance was not known")
 	life("two")
 	require.Empty(t, held, "a restarted replica is cold")
 	take([]router.Route{{Replica: "a", Superblocks: long}})

@@ -38,7 +38,7 @@ func TestShutdown(t *testing.T) {
 
 func TestShutdownIsNotHeldUp(t *testing.T) {
 	f := start(t, quiet)
-	_, err := f.pb.WatchReplicas(soon(t)) // and never says anything
+	_, err := f.pb.WatchReplicas(soon(t)) // and sends nothing
 	require.NoError(t, err)
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{}) // so that the server has seen the watch
 	ctx, cancel := context.WithCancel(context.Background())
@@ -95,7 +95,7 @@ func (f *fixture) deploymentMembers(name string) []*member {
 	return d.roster.order
 }
 
-// Who sends garbage gets an error; the others go on.
+// Garbage is answered with an error; other calls go on.
 func TestGarbage(t *testing.T) {
 	f := start(t, quiet)
 	for _, method := range []string{"ChooseReplica", "ReportLife", "Register", "ChooseReplicas", "WatchReplicas", "Nothing"} {
@@ -119,7 +119,7 @@ func (raw) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// Without any help of a test, an interval passes and load is told.
+// Intervals end by themselves, and load is broadcast.
 func TestBeat(t *testing.T) {
 	f := start(t, "load_interval: 10ms\ndeployments: {chat: {replicas: [{address: 'a:1'}]}}")
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x", Load: true})
@@ -131,7 +131,7 @@ func TestBeat(t *testing.T) {
 	}
 }
 
-// Who is shut down before it serves ends as one that served.
+// A server that is shut down before it serves ends as one that has served.
 func TestShutdownBeforeServe(t *testing.T) {
 	c, err := ParseConfig([]byte("deployments: {chat: {register: true}}"))
 	require.NoError(t, err)

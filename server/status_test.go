@@ -157,8 +157,8 @@ func TestDecisionsAreBounded(t *testing.T) {
 	require.EqualValues(t, 9*maxKinds, all[0].GetCount())
 }
 
-// What speaks against a replica is told, whoever says so, with the time and the cause, until nothing does.
-func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
+// The status has the evidence against a replica, from checks and from calls, with its time and cause, while it stands.
+func TestStatusHasTheEvidence(t *testing.T) {
 	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
 	d := f.deployment("chat")
 	show := func(principal string, c outlier.Counts) {
@@ -167,7 +167,7 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 		router.Outliers().Add(router.Outlier(router.View().ByID("r2")), principal, c, false)
 		f.tick("chat")
 	}
-	told := func() map[string]string {
+	shown := func() map[string]string {
 		t.Helper()
 		all := make(map[string]string)
 		for _, r := range f.status(t, "chat").GetReplicas() {
@@ -180,29 +180,29 @@ func TestStatusTellsWhatSpeaksAgainstReplicas(t *testing.T) {
 		return all
 	}
 	fine := map[string]string{"r1": "ready", "r2": "ready", "r3": "ready", "r4": "ready"}
-	require.Equal(t, fine, told())
+	require.Equal(t, fine, shown())
 
 	show("", outlier.Counts{Late: 5})
 	f.advance(2 * time.Second)
-	require.Equal(t, "ejected; calls: ejected 2000ms first messages are late, or do not come (0)", told()["r2"])
+	require.Equal(t, "ejected; calls: ejected 2000ms first messages are late, or do not come (0)", shown()["r2"])
 	found(d, map[string]symptom{"r2": {f.Server.now(), "NOT_SERVING"}})
-	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0); calls: ejected 2000ms first messages are late, or do not come (0)", told()["r2"])
+	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0); calls: ejected 2000ms first messages are late, or do not come (0)", shown()["r2"])
 
 	all := make(map[string]symptom)
 	for id := range fine {
 		all[id] = symptom{f.Server.now(), "NOT_SERVING"}
 	}
-	found(d, all) // nobody is well: all stay in use, and it is told
-	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0)", told()["r1"])
+	found(d, all) // none serves: all stay in use, and the status has it
+	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0)", shown()["r1"])
 	for _, m := range d.roster.order {
 		require.False(t, m.Draining)
 	}
 	found(d, nil)
 	f.advance(time.Minute)
 	f.tick("chat")
-	require.Equal(t, "ejected; calls: half_open 62000ms first messages are late, or do not come (0)", told()["r2"])
+	require.Equal(t, "ejected; calls: half_open 62000ms first messages are late, or do not come (0)", shown()["r2"])
 	router := d.hosted.Load().router
 	router.Outliers().Add(router.Outlier(router.View().ByID("r2")), "", outlier.Counts{Successes: 1}, true)
 	f.tick("chat")
-	require.Equal(t, fine, told())
+	require.Equal(t, fine, shown())
 }

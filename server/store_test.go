@@ -12,7 +12,7 @@ import (
 	warmpath "github.com/warmpath/warmpath/client"
 )
 
-// A client's store is the deployment's own, with its errors, and nobody else's.
+// A client's store is that of its deployment alone, with its errors.
 func TestStore(t *testing.T) {
 	f := start(t, `
 load_interval: 10s

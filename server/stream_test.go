@@ -43,7 +43,7 @@ func TestStream(t *testing.T) {
 	ask(12, nil, &warmpathv1.LifeReport{Reservation: held.GetId(), Stage: released})
 	held = next(10).GetChosen().GetReservation()
 
-	// Who closes his end still gets what he waits for.
+	// A client that has closed its half of the stream still gets its answers.
 	ask(13, &warmpathv1.ChooseReplicaRequest{Deployment: "code", WaitMs: 60_000})
 	require.NoError(t, stream.CloseSend())
 	router := f.deployment("code").hosted.Load().router

@@ -20,8 +20,8 @@ import (
 
 const spyToken = "spy-0123456789abc"
 
-// watched is a server with one replica, since which one is picked is told to all, whose cache has a prompt of 1024 tokens: the one
-// that will be asked for, or another.
+// watched is a server whose only replica has a prompt of 1024 tokens in its cache: the one of the later requests, or
+// another. With several replicas the pick itself would differ.
 func watched(t *testing.T, policy string, warm bool) *fixture {
 	t.Helper()
 	f := start(t, `
@@ -44,7 +44,7 @@ deployments: {chat: {policy: `+policy+`, replicas: [{id: a, address: "10.0.0.1:1
 	return f
 }
 
-// seen is all that a caller is told while another one, who may be its accomplice, asks with the prompt in every mode.
+// seen is all that a caller receives while another caller, perhaps its accomplice, sends the prompt in every mode.
 func seen(t *testing.T, f *fixture, token string) (all []string) {
 	t.Helper()
 	conn := f.as(t, insecure.NewCredentials(), token)
@@ -52,10 +52,10 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 	p, err := f.authenticator.authenticate(asToken(token))
 	require.NoError(t, err)
 	note := func(m proto.Message) { all = append(all, strings.ReplaceAll(prototext.Format(m), "  ", " ")) }
-	hear := func() {
+	look := func() {
 		f.tick("chat")
 		w := &watcher{deployment: f.deployment("chat"), principal: p, client: new(client), load: true, index: true}
-		news, _, _ := w.news() // to one who begins to watch now
+		news, _, _ := w.news() // of a watch that begins now
 		for _, m := range news {
 			m.Config = nil
 			note(m)
@@ -70,7 +70,7 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 		f.clock.advance(500e6)
 		f.tick("chat")
 	}
-	hear()
+	look()
 	other := f.with(t, chatToken)
 	for _, mode := range []warmpathv1.PickMode{query, count, reserve} {
 		a, err := other.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: mode, Key: hashed(64, 16, 0)})
@@ -82,24 +82,24 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 			}
 			note(a)
 		}
-		hear()
+		look()
 		if mode == reserve {
 			for _, stage := range []warmpathv1.LifeStage{prefill, released} {
 				_, err = other.ReportLife(soon(t), &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{Reservation: id, Stage: stage}}})
 				require.NoError(t, err)
-				hear()
+				look()
 			}
 		}
 		f.clock.advance(10e9)
 		f.tick("chat")
-		hear()
+		look()
 	}
 	return all
 }
 
-// From nothing that they are told can callers that are not trusted tell whether a prompt was cached, nor with two of them; who is
-// trusted can.
-func TestNothingTellsTheUntrustedOfMatches(t *testing.T) {
+// Nothing that untrusted principals receive depends on whether a prompt was cached, also where two of them work together. What
+// a trusted one receives does.
+func TestMatchesAreHiddenFromTheUntrusted(t *testing.T) {
 	for _, policy := range []string{
 		"{prefix_cache_affinity: {}}", "{prefix_cache_affinity: {on_miss: smallest}}", "{kv_aware: {}}",
 	} {
@@ -107,7 +107,7 @@ func TestNothingTellsTheUntrustedOfMatches(t *testing.T) {
 			t.Run(fmt.Sprint(policy, token), func(t *testing.T) {
 				warm, cold := seen(t, watched(t, policy, true), token), seen(t, watched(t, policy, false), token)
 				if token == trustedToken {
-					require.False(t, slices.Equal(cold, warm), "who is trusted can tell")
+					require.False(t, slices.Equal(cold, warm), "a trusted principal sees it")
 					return
 				}
 				require.Len(t, warm, len(cold))
@@ -121,7 +121,7 @@ func TestNothingTellsTheUntrustedOfMatches(t *testing.T) {
 }
 
 // A watcher that is not trusted any more begins anew with the load as it may see it, and the other way round.
-func TestLoadOfWhoIsTrustedSince(t *testing.T) {
+func TestLoadAfterAChangeOfTrust(t *testing.T) {
 	f := watched(t, "{prefix_cache_affinity: {}}", true)
 	d := f.deployment("chat")
 	_, err := f.with(t, chatToken).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: hashed(64, 16, 0)})
@@ -143,8 +143,8 @@ func TestLoadOfWhoIsTrustedSince(t *testing.T) {
 	require.True(t, load().GetSnapshot())
 }
 
-// The reasons of a policy that does not look at prompts are told; of others, those that are about the request alone.
-func TestReasonsThatAreTold(t *testing.T) {
+// The reasons of a policy that uses no prompts are shown; of other policies those that depend on the request alone.
+func TestReasonsThatAreShown(t *testing.T) {
 	for _, tt := range []struct {
 		policy, reason, rule string
 		want                 string

@@ -10,8 +10,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A server that knew of no client says that it knows nobody's load, from the first word to the end of an interval in which
-// all can have reported; its own picks take those of whom nothing is known for as loaded as the rest.
+// A server without clients marks all load as stale, from the first message to the end of an interval in which all clients can
+// have reported. For its own picks a replica with unknown load counts as the mean of the rest.
 func TestClientsComeOver(t *testing.T) {
 	f := start(t, `
 load_interval: 1s
@@ -37,9 +37,9 @@ deployments:
 	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Load: true})
 	l := one.next().GetLoad()
 	require.True(t, l.GetStaleSet())
-	require.Equal(t, []uint32{1, 2}, l.GetStale(), "c tells of itself")
+	require.Equal(t, []uint32{1, 2}, l.GetStale(), "c reports its own load")
 	one.report(1, true, loadOf([3]int{1, 9, 10}))
-	f.heard(t, "one", 1)
+	f.received(t, "one", 1)
 	f.clock.advance(time.Second / 2)
 	two := f.watch(t, &warmpathv1.WatchStart{ClientId: "two", Load: true})
 	require.Equal(t, []uint32{1, 2}, two.next().GetLoad().GetStale())
@@ -51,7 +51,7 @@ deployments:
 
 	two.next()
 	two.report(1, true, loadOf([3]int{1, 1, 1}, [3]int{2, 1, 1}))
-	f.heard(t, "two", 1)
+	f.received(t, "two", 1)
 	f.clock.advance(time.Second / 2)
 	f.tick("chat")
 	l = two.next().GetLoad()
@@ -64,7 +64,7 @@ deployments:
 	require.Empty(t, three.next().GetLoad().GetStale(), "one more changes nothing")
 }
 
-// Of a replica that has stopped to tell of itself no more is known when clients come over than of one that never did.
+// When clients come over, a replica that has stopped to report counts as one that never did.
 func TestClientsComeOverToTheSilent(t *testing.T) {
 	f := start(t, `
 load_interval: 1s

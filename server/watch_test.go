@@ -44,8 +44,8 @@ func (w *watch) report(number uint64, complete bool, l *warmpathv1.Loads) {
 	}))
 }
 
-// heard waits until the server has taken in a client's report.
-func (f *fixture) heard(t testing.TB, id string, number uint64) {
+// received waits until the server has taken a client's report.
+func (f *fixture) received(t testing.TB, id string, number uint64) {
 	t.Helper()
 	d := f.deployment("chat")
 	require.Eventually(t, func() bool {
@@ -87,8 +87,8 @@ func TestWatch(t *testing.T) {
 	two.next()
 	one.report(1, true, loadOf([3]int{1, 2, 100}, [3]int{2, 1, 50}, [3]int{77, 9, 9}))
 	two.report(1, true, loadOf([3]int{1, 1, 10}))
-	f.heard(t, "one", 1)
-	f.heard(t, "two", 1)
+	f.received(t, "one", 1)
+	f.received(t, "two", 1)
 	f.tick("chat")
 	for _, w := range []*watch{one, two} {
 		l := w.next().GetLoad()
@@ -101,10 +101,10 @@ func TestWatch(t *testing.T) {
 	n, queued := view.ByID("a").PeerLoad()
 	require.Equal(t, []int64{3, 110}, []int64{int64(n), queued}, "the server's own picks see it, too")
 
-	// What the server books for those who ask counts as well; only what has changed is told.
+	// The server's own picks count as well; only what has changed is sent.
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, Pinned: "c", Key: &warmpathv1.RequestKey{Prompt: tokens(7)}})
 	two.report(2, false, loadOf([3]int{1, 0, 0}))
-	f.heard(t, "two", 2)
+	f.received(t, "two", 2)
 	f.tick("chat")
 	for counted, w := range map[uint64]*watch{1: one, 2: two} {
 		l := w.next().GetLoad()
@@ -116,10 +116,10 @@ func TestWatch(t *testing.T) {
 	n, queued = view.ByID("c").PeerLoad()
 	require.Zero(t, n+int(queued), "its own is not that of others")
 
-	// A client that goes is counted for a while.
+	// A client that has ended its watch is counted for a while.
 	f.settle("chat")
 	two.report(3, false, loadOf([3]int{2, 5, 5}))
-	f.heard(t, "two", 3)
+	f.received(t, "two", 3)
 	f.tick("chat")
 	require.Equal(t, map[uint32]replicaLoad{2: {6, 55}}, columns(one.next().GetLoad().GetLoads()))
 	two.cancel()
@@ -131,11 +131,11 @@ func TestWatch(t *testing.T) {
 	}, 20*time.Second, time.Millisecond)
 	f.clock.advance(3 * time.Second)
 	one.report(2, false, nil)
-	f.heard(t, "one", 2)
+	f.received(t, "one", 2)
 	f.tick("chat")
 	require.Equal(t, map[uint32]replicaLoad{2: {1, 50}}, columns(one.next().GetLoad().GetLoads()))
 
-	// One that is silent is stale, then forgotten.
+	// The load of a silent client is stale, then forgotten.
 	f.clock.advance(3 * time.Second)
 	f.tick("chat")
 	l := one.next().GetLoad()
@@ -148,7 +148,7 @@ func TestWatch(t *testing.T) {
 	require.Empty(t, l.GetStale())
 }
 
-// Membership and config come as soon as they change, and to who comes back only what it missed.
+// Membership and config are sent as soon as they change; a client that comes back is sent only what it has missed.
 func TestWatchResumes(t *testing.T) {
 	f := start(t, quiet)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})
@@ -161,7 +161,7 @@ func TestWatchResumes(t *testing.T) {
 	require.NoError(t, f.Update(next))
 	m := w.next()
 	require.Nil(t, m.GetConfig())
-	require.Nil(t, m.GetLoad(), "nobody asked for it")
+	require.Nil(t, m.GetLoad(), "it was not requested")
 	u := m.GetFleet()
 	require.False(t, u.GetSnapshot())
 	require.Equal(t, []uint32{1}, u.GetRemoved())
@@ -230,7 +230,7 @@ func TestRefusedWatches(t *testing.T) {
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 }
 
-// Who comes and goes under ever new names does not fill the ledger.
+// Watches under ever new names do not fill the ledger.
 func TestComingAndGoingIsBounded(t *testing.T) {
 	c := parse(t, "max_connections: 4\n"+quiet)
 	now := newClock()
@@ -252,8 +252,8 @@ func TestComingAndGoingIsBounded(t *testing.T) {
 	require.NoError(t, come("e"))
 }
 
-// Of a fleet that is empty a watcher is told once, and not at every interval.
-func TestAnEmptyFleetIsToldOnce(t *testing.T) {
+// An empty fleet is sent to a watcher once, and not at every interval.
+func TestAnEmptyFleetIsSentOnce(t *testing.T) {
 	now := newClock()
 	c := parse(t, "deployments: {chat: {register: true}}")
 	d := deploy(t, c, "chat", now.now)
