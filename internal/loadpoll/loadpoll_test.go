@@ -44,14 +44,14 @@ vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="1000",sliding_
 vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="900"} 1.0
 vllm:time_to_first_token_seconds_bucket{le="0.1"} 5
 `, load.Report{QueuedTokens: -1, Ongoing: 6, KVTokens: 14400}, nil},
-		"sglang, all of whose tensor-parallel ranks tell": {`sglang:num_running_reqs{model_name="m",tp_rank="0"} 4
+		"sglang with two tensor-parallel ranks": {`sglang:num_running_reqs{model_name="m",tp_rank="0"} 4
 sglang:num_running_reqs{model_name="m",tp_rank="1"} 4
 sglang:num_queue_reqs{model_name="m",tp_rank="0"} 1
 sglang:cache_config_info{page_size="64",num_pages="100"} 1
 `, load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 6400}, nil},
 		"trtllm": {"trtllm_num_requests_running 2\ntrtllm_num_requests_waiting 0\ntrtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 10\n",
 			load.Report{QueuedTokens: -1, Ongoing: 2, KVTokens: 320}, nil},
-		"idle, and its cache not said":    {"vllm:num_requests_running 0\n", load.Report{QueuedTokens: -1}, nil},
+		"idle, with an unknown cache":     {"vllm:num_requests_running 0\n", load.Report{QueuedTokens: -1}, nil},
 		"something else's":                {"http_requests_total 5\n", load.Report{}, loadprobe.ErrNothing},
 		"nothing":                         {"", load.Report{}, loadprobe.ErrNothing},
 		"not a number":                    {"vllm:num_requests_running NaN\nvllm:num_requests_waiting -1\n", load.Report{}, loadprobe.ErrNothing},
@@ -113,12 +113,12 @@ func TestPagesOfOneHost(t *testing.T) {
 	require.NoError(t, err)
 	source, err := Parse("http://HOST:PORT/metrics", map[string]string{"c": "http://HOST:" + port + "/own"})
 	require.NoError(t, err)
-	told := make(chan report, 100)
+	reports := make(chan report, 100)
 	p := New(Options{
 		Source: source, Interval: 5 * time.Millisecond, Timeout: time.Minute,
 		Report: func(id string, l load.Report) {
 			select {
-			case told <- report{id, l}:
+			case reports <- report{id, l}:
 			default:
 			}
 		},
@@ -126,20 +126,20 @@ func TestPagesOfOneHost(t *testing.T) {
 	p.SetFleet([]policy.Attributes{member("a", one), member("b", two), member("c", "127.0.0.1:1")})
 	got := make(map[string]int)
 	for len(got) < 3 {
-		r := <-told
+		r := <-reports
 		got[r.id] = r.load.Ongoing
 	}
 	p.Close()
 	require.Equal(t, map[string]int{"a": 1, "b": 2, "c": 3}, got)
 }
 
-// report is what a Poller told.
+// report is a report of a Poller.
 type report struct {
 	id   string
 	load load.Report
 }
 
-// steps lets a Poller look when the test says so.
+// steps lets a Poller poll when the test has it do so.
 type steps struct {
 	waits chan time.Duration
 	go_   chan struct{}
@@ -175,16 +175,16 @@ func TestPollerBacksOff(t *testing.T) {
 	source, err := Parse(page.URL+"/metrics", nil)
 	require.NoError(t, err)
 	at := steps{make(chan time.Duration), make(chan struct{})}
-	told := make(chan report, 1)
+	reports := make(chan report, 1)
 	var log bytes.Buffer
 	p := New(Options{
 		Source: source, Interval: time.Second, Timeout: time.Minute, Sleep: at.sleep, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-		Report: func(id string, l load.Report) { told <- report{id, l} },
+		Report: func(id string, l load.Report) { reports <- report{id, l} },
 	})
 	p.SetFleet([]policy.Attributes{member("a", "10.0.0.1:1")})
 	require.Less(t, <-at.waits, time.Second)
 	at.go_ <- struct{}{}
-	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 7}}, <-told)
+	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 7}}, <-reports)
 	require.InDelta(t, time.Second, <-at.waits, float64(time.Second)/9)
 
 	broken.Store(true)
@@ -196,7 +196,7 @@ func TestPollerBacksOff(t *testing.T) {
 	require.EqualValues(t, 5, p.Failed())
 	broken.Store(false)
 	at.go_ <- struct{}{}
-	<-told
+	<-reports
 	<-at.waits
 	require.Empty(t, p.Problems())
 
@@ -225,7 +225,7 @@ func TestPollerAsksByGRPC(t *testing.T) {
 	source, err := Parse("grpc:sglang", nil)
 	require.NoError(t, err)
 	conn := asked{method: make(chan string, 1)}
-	told := make(chan report)
+	reports := make(chan report)
 	fail := errors.New("no connection")
 	p := New(Options{
 		Source: source, Interval: time.Millisecond, Timeout: time.Minute, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
@@ -237,7 +237,7 @@ func TestPollerAsksByGRPC(t *testing.T) {
 		},
 		Report: func(id string, l load.Report) {
 			select {
-			case told <- report{id, l}:
+			case reports <- report{id, l}:
 			default:
 			}
 		},
@@ -249,7 +249,7 @@ func TestPollerAsksByGRPC(t *testing.T) {
 		for range conn.method {
 		}
 	}()
-	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 800}}, <-told)
+	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 800}}, <-reports)
 	require.Eventually(t, func() bool { return strings.Contains(p.Problems()["b"], fail.Error()) }, 10*time.Second, time.Millisecond)
 	p.Close()
 	close(conn.method)
