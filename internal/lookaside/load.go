@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -14,6 +15,12 @@ type load struct{ ongoing, tokens int64 }
 
 // less is the load without another, not below zero.
 func (l load) less(o load) load { return load{max(l.ongoing-o.ongoing, 0), max(l.tokens-o.tokens, 0)} }
+
+// add adds what a Router has reserved on a replica.
+func (l *load) add(rep *policy.Replica) {
+	l.ongoing += int64(rep.Ongoing())
+	l.tokens += int64(rep.QueuedTokens())
+}
 
 // peerLoad is the load that other clients put on the replicas. It is used with view.mu held.
 type peerLoad struct {
@@ -28,8 +35,8 @@ type peerLoad struct {
 func (p *peerLoad) begin() { p.ledger, p.halved = newLedger(), false }
 
 // adopt takes the peer load from the ledger, damped, without what the server reserved for this client, which counts
-// there as a peer's. It returns false where the server has none.
-func (p *peerLoad) adopt(m *members, reserved map[string]load) bool {
+// there as a peer's, and with what Routers that were replaced have reserved. It returns false where the server has none.
+func (p *peerLoad) adopt(m *members, reserved, retired map[string]load) bool {
 	numbers := m.numbers()
 	if !p.ledger.known(numbers) {
 		return false
@@ -39,6 +46,8 @@ func (p *peerLoad) adopt(m *members, reserved map[string]load) bool {
 	for i, l := range p.ledger.peers(numbers) {
 		id := m.named[numbers[i]].ID
 		l = l.less(reserved[id])
+		l.ongoing += retired[id].ongoing
+		l.tokens += retired[id].tokens
 		p.peers[i] = routerload.Peer{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
 	}
 	p.damping.Damp(p.peers)

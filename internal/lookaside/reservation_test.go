@@ -113,3 +113,29 @@ func TestReservationIsReported(t *testing.T) {
 	require.Len(t, sent(), maxReports)
 	require.Empty(t, d.live)
 }
+
+// What a Router has reserved is reported until its calls end, and counts for the Router that takes its place.
+func TestReservationsOfAReplacedRouter(t *testing.T) {
+	w, _, r := unstarted(t)
+	w.view.take(greeting(), true)
+	r.Fleet.Connect()
+	var held router.Reservation
+	a := &router.Assigned{Replica: "r2", Decision: policy.Decision{Reason: policy.ReasonCentral}}
+	require.NoError(t, r.Reserve(t.Context(), &policy.Request{PromptTokens: 100}, &held, router.How{Assigned: a}))
+	require.Equal(t, []uint32{2}, w.view.report(false).GetReservations().GetLoads().GetReplicas())
+
+	w.view.detach(r)
+	_, next := newListener(t)
+	setFleet(next, State{Replicas: w.view.members.all()})
+	defer w.Attach(next)()
+	require.Nil(t, w.view.report(false).GetReservations(), "nothing has changed")
+	again := greeting().Load
+	again.Counted, again.Loads.Ongoing[1] = 1, 33
+	w.view.load.damping = routerload.Damping{}
+	w.view.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)
+	require.Equal(t, map[string]int{"r1": 8, "r2": 33}, foreign(next), "32 of peers and its own")
+
+	held.Release()
+	require.Equal(t, []uint32{0}, w.view.report(false).GetReservations().GetLoads().GetOngoing())
+	require.Empty(t, w.view.retired)
+}
