@@ -28,8 +28,8 @@ type legReplica struct {
 	addr string
 	stop func()
 
-	mu     sync.Mutex
-	got    []*vllmpb.GenerateRequest
+	mu  sync.Mutex
+	got []*vllmpb.GenerateRequest
 	// answer replaces the usual answer.
 	answer func(ctx context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error)
 }

@@ -29,20 +29,20 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// python returns Debian's Python, which has these packages.
+// python returns Debian's Python with these packages.
 func python(t testing.TB, packages ...string) string {
 	t.Helper()
 	const program = "/usr/bin/python3"
-	said, err := exec.Command(program, "-c", "import "+strings.Join(packages, ", ")).CombinedOutput()
+	out, err := exec.Command(program, "-c", "import "+strings.Join(packages, ", ")).CombinedOutput()
 	if err != nil {
-		err = fmt.Errorf("%w: %s", err, said)
+		err = fmt.Errorf("%w: %s", err, out)
 	}
 	needs(t, program+" with "+strings.Join(packages, ", "), err)
 	return program
 }
 
-// notingServer passes calls on to a look-aside server, and records them.
-type notingServer struct {
+// spyServer passes calls on to a look-aside server, and records them.
+type spyServer struct {
 	warmpathv1.UnimplementedRoutingServiceServer
 	server warmpathv1.RoutingServiceClient
 	silent atomic.Bool // no call is answered
@@ -51,13 +51,13 @@ type notingServer struct {
 	asked []*warmpathv1.ChooseReplicaRequest
 	given []*warmpathv1.ChooseReplicaResponse
 	lives map[string][]*warmpathv1.LifeReport // by reservation
-	wrong []string                            // releases that the server did not know
-	// traces are the values of traceparent that questions came with.
+	wrong []string                            // releases of reservations that the server does not have
+	// traces are the traceparent values of the requests.
 	traces []string
 }
 
 // ChooseReplica implements the service.
-func (r *notingServer) ChooseReplica(ctx context.Context, q *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+func (r *spyServer) ChooseReplica(ctx context.Context, q *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
 	if r.silent.Load() {
 		<-ctx.Done()
 	}
@@ -73,7 +73,7 @@ func (r *notingServer) ChooseReplica(ctx context.Context, q *warmpathv1.ChooseRe
 }
 
 // ReportLife implements the service.
-func (r *notingServer) ReportLife(ctx context.Context, q *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
+func (r *spyServer) ReportLife(ctx context.Context, q *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
 	a, err := r.server.ReportLife(ctx, q)
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -86,8 +86,8 @@ func (r *notingServer) ReportLife(ctx context.Context, q *warmpathv1.ReportLifeR
 	return a, err
 }
 
-// record serves one for these replicas.
-func record(t *testing.T, policy string, replicas ...string) (r *notingServer, addr string) {
+// record starts a spyServer for these replicas.
+func record(t *testing.T, policy string, replicas ...string) (r *spyServer, addr string) {
 	t.Helper()
 	var fleet strings.Builder
 	for i, at := range replicas {
@@ -100,7 +100,7 @@ func record(t *testing.T, policy string, replicas ...string) (r *notingServer, a
 	behind := listenLoopback(t)
 	conn, err := grpc.NewClient(behind.Addr().String(), insecureOption())
 	require.NoError(t, err)
-	r = &notingServer{
+	r = &spyServer{
 		server: warmpathv1.NewRoutingServiceClient(conn), lives: make(map[string][]*warmpathv1.LifeReport),
 	}
 	g := grpc.NewServer()
@@ -118,20 +118,20 @@ func record(t *testing.T, policy string, replicas ...string) (r *notingServer, a
 	return r, lis.Addr().String()
 }
 
-// heard is what was asked, and what was answered.
-func (r *notingServer) heard() ([]*warmpathv1.ChooseReplicaRequest, []*warmpathv1.ChooseReplicaResponse) {
+// recorded returns the requests and the answers.
+func (r *spyServer) recorded() ([]*warmpathv1.ChooseReplicaRequest, []*warmpathv1.ChooseReplicaResponse) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return slices.Clone(r.asked), slices.Clone(r.given)
 }
 
-// released checks that every reservation was released once and that the server knew it, and returns how they ended.
-func (r *notingServer) released(t *testing.T) map[codes.Code]int {
+// released checks that every reservation was released once and that the server had it, and returns the outcomes.
+func (r *spyServer) released(t *testing.T) map[codes.Code]int {
 	t.Helper()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	require.Empty(t, r.wrong)
-	require.Len(t, r.lives, len(r.given), "of every reservation something was heard")
+	require.Len(t, r.lives, len(r.given), "each reservation has a report")
 	ends := make(map[codes.Code]int)
 	for id, lives := range r.lives {
 		n := 0
@@ -147,7 +147,7 @@ func (r *notingServer) released(t *testing.T) map[codes.Code]int {
 }
 
 // prefilled counts the reservations whose prefill was reported, and those that were released with a first message.
-func (r *notingServer) prefilled() (reported, known int) {
+func (r *spyServer) prefilled() (reported, known int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, lives := range r.lives {
@@ -163,7 +163,7 @@ func (r *notingServer) prefilled() (reported, known int) {
 	return reported, known
 }
 
-// engines are simulated ones that speak vllm.Inference.
+// inferenceEngines starts simulated engines that serve vllm.Inference.
 func inferenceEngines(t *testing.T, n int) (addrs []string, all []*grpcserver.Server) {
 	t.Helper()
 	for range n {
@@ -184,9 +184,9 @@ func runPython(t *testing.T, env []string, args ...string) string {
 	cmd := exec.CommandContext(ctx, python(t, "grpc", "google.protobuf", "xxhash"), args...)
 	cmd.Dir = filepath.Join("..", "examples", "python")
 	cmd.Env = append(append(os.Environ(), "PYTHONDONTWRITEBYTECODE=1", "GRPC_VERBOSITY=NONE"), env...)
-	said, err := cmd.CombinedOutput()
-	require.NoError(t, err, "%s", said)
-	return string(said)
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return string(out)
 }
 
 func runCase(t *testing.T, kind, name, server, without string) {
@@ -194,21 +194,21 @@ func runCase(t *testing.T, kind, name, server, without string) {
 	runPython(t, []string{"WARMPATH_SERVER=" + server, "WARMPATH_WITHOUT=" + without}, "-m", "unittest", "test_warmpath."+kind+".test_"+name)
 }
 
-// Both kinds of interceptors ask, call the replica, and tell the server what became of it.
+// Both kinds of interceptors ask for a replica, call it, and report the outcome to the server.
 func TestPythonInterceptors(t *testing.T) {
-	nobody := func() string { return freeAddr(t) }
+	unused := func() string { return freeAddr(t) }
 	for _, kind := range []string{"Sync", "Asyncio"} {
 		t.Run(kind, func(t *testing.T) {
 			engines, _ := inferenceEngines(t, 2)
 			t.Run("calls", func(t *testing.T) {
 				r, at := record(t, "round_robin: {}", engines...)
-				runCase(t, kind, "calls", at, nobody())
+				runCase(t, kind, "calls", at, unused())
 				require.Equal(t, map[codes.Code]int{codes.OK: 4}, r.released(t))
 				reported, known := r.prefilled()
 				require.Equal(t, 1, reported, "of the stream; a unary call has one message, which ends it")
 				require.Equal(t, 4, known)
 				used := make(map[string]int)
-				asked, given := r.heard()
+				asked, given := r.recorded()
 				for _, a := range given {
 					used[a.GetReplica().GetId()]++
 				}
@@ -218,26 +218,26 @@ func TestPythonInterceptors(t *testing.T) {
 			})
 			t.Run("ends", func(t *testing.T) {
 				r, at := record(t, "round_robin: {}", engines...)
-				runCase(t, kind, "ends", at, nobody())
+				runCase(t, kind, "ends", at, unused())
 				require.Equal(t, map[codes.Code]int{codes.Canceled: 3, codes.DeadlineExceeded: 1, codes.InvalidArgument: 1}, r.released(t))
 			})
 			t.Run("without", func(t *testing.T) {
-				runCase(t, kind, "without", nobody(), engines[0])
+				runCase(t, kind, "without", unused(), engines[0])
 			})
 			t.Run("refused", func(t *testing.T) {
 				r, at := record(t, "round_robin: {}", engines...)
 				runCase(t, kind, "refused", at, engines[0])
-				asked, _ := r.heard()
+				asked, _ := r.recorded()
 				require.Len(t, asked, 2)
 				require.Empty(t, r.released(t))
 			})
 			t.Run("dead_replica", func(t *testing.T) {
-				r, at := record(t, "round_robin: {}", nobody(), engines[0])
-				runCase(t, kind, "dead_replica", at, nobody())
+				r, at := record(t, "round_robin: {}", unused(), engines[0])
+				runCase(t, kind, "dead_replica", at, unused())
 				ends := r.released(t)
 				require.Equal(t, 8, ends[codes.OK])
 				require.Positive(t, ends[codes.Unavailable])
-				asked, _ := r.heard()
+				asked, _ := r.recorded()
 				again, attempts := 0, make(map[uint64]bool)
 				for _, q := range asked {
 					require.Regexp(t, "^[us][0-3]$", q.GetKey().GetRequestId(), "a policy may go by it")
@@ -254,23 +254,23 @@ func TestPythonInterceptors(t *testing.T) {
 	t.Run("many", func(t *testing.T) {
 		engines, _ := inferenceEngines(t, 3)
 		r, at := record(t, "power_of_two_choices: {}", engines...)
-		runCase(t, "Asyncio", "many", at, nobody())
+		runCase(t, "Asyncio", "many", at, unused())
 		require.Equal(t, map[codes.Code]int{codes.OK: 64}, r.released(t))
 	})
 	t.Run("silent server", func(t *testing.T) {
-		r, at := record(t, "round_robin: {}", nobody())
+		r, at := record(t, "round_robin: {}", unused())
 		r.silent.Store(true)
-		runCase(t, "Asyncio", "silent_server", at, nobody())
+		runCase(t, "Asyncio", "silent_server", at, unused())
 	})
 }
 
-// Hashes made in Python find what text made here has left, and no text is sent.
+// Hashes made in Python match those of text hashed in Go, and no text is sent.
 func TestPythonHashes(t *testing.T) {
 	runPython(t, nil, "-m", "unittest", "test_warmpath.Hashes")
 	engines, _ := inferenceEngines(t, 2)
 	r, at := record(t, "prefix_cache_affinity: {}", engines...)
 	runCase(t, "Sync", "hashes", at, freeAddr(t))
-	asked, given := r.heard()
+	asked, given := r.recorded()
 	require.Len(t, given, 2)
 	require.NotEmpty(t, asked[0].GetKey().GetText())
 	require.NotEmpty(t, asked[1].GetKey().GetBlockHashes().GetHashes())
@@ -279,8 +279,8 @@ func TestPythonHashes(t *testing.T) {
 	require.Equal(t, given[1].GetDecision().GetPromptTokens(), given[1].GetDecision().GetMatchedTokens())
 }
 
-// Issue 12.45: the token ids of every engine's requests are found, and the example speaks VllmEngine: its second call of a
-// prompt goes where the first one went, by its prefix.
+// Issue 12.45: the example finds the token ids in every engine's requests. It also calls VllmEngine: the second call
+// with a prompt goes to the replica of the first, by its prefix.
 func TestPythonTokenizedInput(t *testing.T) {
 	runPython(t, nil, "-m", "unittest", "test_warmpath.Keys")
 	engines, _ := inferenceEngines(t, 2)
@@ -289,26 +289,26 @@ func TestPythonTokenizedInput(t *testing.T) {
 	printed := runPython(t, nil, "generate.py", "--ask-timeout", "60", "--service", "VllmEngine", "--server", at, prompt, prompt)
 	require.Equal(t, 2, strings.Count(printed, "8 tokens, "), printed)
 	require.Equal(t, map[codes.Code]int{codes.OK: 2}, r.released(t))
-	asked, given := r.heard()
+	asked, given := r.recorded()
 	require.Len(t, asked[0].GetKey().GetTokenIds().GetIds(), len(prompt))
 	require.Equal(t, "prefix_match", given[1].GetDecision().GetReason())
 	require.Equal(t, given[0].GetReplica().GetId(), given[1].GetReplica().GetId())
 }
 
-// The programs of the example, with the arguments that docs/http-endpoint.md gives them.
+// The programs of the example run with the arguments of docs/http-endpoint.md.
 func TestPythonPrograms(t *testing.T) {
 	engines, _ := inferenceEngines(t, 2)
 	page := section(t, "docs/http-endpoint.md", "## Python")
 	for _, program := range []string{"generate.py", "generate_asyncio.py"} {
 		require.Contains(t, page, "    python3 examples/python/"+program+" --server 127.0.0.1:4770 hello hello another\n")
 		r, at := record(t, "prefix_cache_affinity: {}", engines...)
-		said := runPython(t, nil, program, "--ask-timeout", "60", "--server", at, "hello", "hello", "another")
-		require.Equal(t, 3, strings.Count(said, "8 tokens, "), said)
+		out := runPython(t, nil, program, "--ask-timeout", "60", "--server", at, "hello", "hello", "another")
+		require.Equal(t, 3, strings.Count(out, "8 tokens, "), out)
 		require.Equal(t, map[codes.Code]int{codes.OK: 3}, r.released(t))
 	}
 }
 
-// What Python knows of the contract is what Go knows of it; Go may know more.
+// Every message and field of the contract in Python exists in Go. Go may have more.
 func TestPythonContract(t *testing.T) {
 	raw := runPython(t, nil, "-c", "import sys; from warmpath.v1 import routing_pb2 as pb; sys.stdout.buffer.write(pb.DESCRIPTOR.serialized_pb)")
 	var file descriptorpb.FileDescriptorProto

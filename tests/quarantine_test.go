@@ -14,12 +14,12 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/faultproxy"
 )
 
-// fragile are replicas behind proxies that can reset all connections at once.
+// fragile is a set of replicas behind proxies that can reset all connections at once.
 type fragile struct {
 	*testing.T
 	stub    testpb.TestServiceClient
 	proxies []*faultproxy.Proxy
-	entered atomic.Int64  // calls that have come
+	entered atomic.Int64  // calls that have arrived
 	held    chan struct{} // closed = calls are answered
 	under   sync.WaitGroup
 }
@@ -86,7 +86,8 @@ func (f *fragile) ask(i int, text string) error {
 	return err
 }
 
-// Issue 12.32: one network reset of all connections while a prompt is under way on two replicas condemns no prompt.
+// Issue 12.32: one network reset of all connections while a prompt is under way on two replicas quarantines no
+// prompt.
 func TestNetworkResetQuarantinesNoPrompt(t *testing.T) {
 	f := startFragile(t, 3)
 	f.hold(0, "healthy")
@@ -96,7 +97,7 @@ func TestNetworkResetQuarantinesNoPrompt(t *testing.T) {
 	require.NoError(t, f.ask(2, "healthy"))
 }
 
-// Issue 12.32: connections that break under several prompts at once condemn none of them.
+// Issue 12.32: connections that break under several prompts at once quarantine none of them.
 func TestBreakBesideOtherPromptsQuarantinesNoPrompt(t *testing.T) {
 	f := startFragile(t, 3)
 	for i := range 2 {
@@ -111,7 +112,7 @@ func TestBreakBesideOtherPromptsQuarantinesNoPrompt(t *testing.T) {
 	}
 }
 
-// A prompt that breaks one replica after the other, alone on each, is still found.
+// A prompt that crashes one replica after the other, alone on each, is quarantined.
 func TestPromptThatBreaksReplicasIsQuarantined(t *testing.T) {
 	f := startFragile(t, 3)
 	for i := range 2 {

@@ -20,12 +20,12 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// bounded is a replica that takes most unary calls at once and refuses the others with warmpath's trailer; what it takes
-// ends when the test lets it.
+// bounded is a replica that takes a number of unary calls at once and refuses the others with warmpath's trailer. The
+// calls end when the test releases them.
 type bounded struct {
 	*replica
 	ongoing, refusals atomic.Int64
-	end               chan struct{} // what it has taken ends; closed: at once
+	end               chan struct{} // closed when the calls may end
 }
 
 func startBounded(t *testing.T, most int64) *bounded {
@@ -53,7 +53,7 @@ func startBounded(t *testing.T, most int64) *bounded {
 	return b
 }
 
-// Full replicas are no failures: their calls go on until there is room.
+// A refusal by a full replica is no failure: the call goes on until a replica has room.
 func TestRefusedCallsAreServedInTheEnd(t *testing.T) {
 	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestRefusedCallsAreServedInTheEnd(t *testing.T) {
 	}
 }
 
-// A session's calls go to its replica and the fallbacks of the ring and nowhere else.
+// A session's calls go only to its replica and the fallbacks of the ring.
 func TestRefusedStayWithinTheFallbacks(t *testing.T) {
 	var bs []*bounded
 	var rs []*replica
@@ -120,9 +120,9 @@ func TestRefusedStayWithinTheFallbacks(t *testing.T) {
 	}
 }
 
-// While one replica has room, one that said it is full is left alone: of many calls one
-// after the other hardly any are refused.
-func TestToldFullIsPassedOver(t *testing.T) {
+// While one replica has room, a replica that reported that it is full is passed over. Of many sequential calls, few
+// are refused.
+func TestReportedFullIsPassedOver(t *testing.T) {
 	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
 		t.Run(policy, func(t *testing.T) {
 			full, good := startBounded(t, 0), start(t, &replica{})
@@ -140,7 +140,7 @@ func TestToldFullIsPassedOver(t *testing.T) {
 	}
 }
 
-// sessionStartingAt finds a session whose own replica on the ring is the one given.
+// sessionStartingAt finds a session for which the given replica is first on the ring.
 func sessionStartingAt(t *testing.T, rs []*replica, first string) string {
 	t.Helper()
 	for i := range 1000 {

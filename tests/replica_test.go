@@ -25,8 +25,8 @@ import (
 	modelserver "github.com/warmpath/warmpath/server/replica"
 )
 
-// full starts a replica whose only room is taken by somebody else until the test ends, and another with room. reached
-// counts the calls that the full one let in.
+// full starts a replica whose only room another client occupies until the test ends, and a replica with room. reached
+// counts the calls that the full one admits.
 func full(t *testing.T) (rs []*replica, reached *atomic.Int64) {
 	t.Helper()
 	m, err := modelserver.New(modelserver.Config{Replica: policy.Attributes{MaxOngoing: 1}})
@@ -68,15 +68,15 @@ func TestRefusedCallsGoToAnother(t *testing.T) {
 	require.Zero(t, reached.Load())
 }
 
-// waitsFor reports whether a call that only this replica may serve meets it and has to wait, since it is full.
+// waitsFor reports whether a call that only this replica may serve reaches it and has to wait, since it is full.
 func waitsFor(t *testing.T, stub testpb.TestServiceClient, full *replica) bool {
 	_, err := stub.UnaryCall(client.WithPin(deadlineOf(50*time.Millisecond), full.addr), simple(""))
 	require.Error(t, err)
 	return status.Code(err) == codes.DeadlineExceeded || status.Code(err) == codes.ResourceExhausted
 }
 
-// The queue length that comes with a refusal is the replica's load from then on.
-func TestRefusalsTeachTheLoad(t *testing.T) {
+// The queue length in a refusal becomes the replica's load.
+func TestRefusalsReportTheLoad(t *testing.T) {
 	rs, _ := full(t)
 	l, config := listening("listening_refused", policy.AnyRank)
 	cc := dial(t, target(rs...), client.WithConfig(`{"policy":`+config+`}`))
@@ -133,7 +133,7 @@ func TestDrainingReplicaLosesNoCall(t *testing.T) {
 	require.Equal(t, last, leaving.calls.Load())
 }
 
-// registry starts a look-aside server that takes replicas which register themselves.
+// registry starts a look-aside server where replicas register.
 func registry(t *testing.T, address string) (s *server.Server, at string) {
 	t.Helper()
 	c, err := server.ParseConfig([]byte(`deployments: {chat: {register: true, policy: {round_robin: {}}}}`))
@@ -147,7 +147,8 @@ func registry(t *testing.T, address string) (s *server.Server, at string) {
 	return s, lis.Addr().String()
 }
 
-// A replica is known to the look-aside server, to another in its place that knew nothing, and after its end no longer.
+// A replica registers with the look-aside server, registers again when the server restarts without state, and
+// deregisters at its end.
 func TestReplicaRegistersWithTheServer(t *testing.T) {
 	first, at := registry(t, freeAddr(t))
 	m, err := modelserver.New(modelserver.Config{
@@ -179,17 +180,18 @@ func TestReplicaRegistersWithTheServer(t *testing.T) {
 }
 
 func TestReplicaPageNamesEveryField(t *testing.T) {
-	var fields, told []string
+	var fields, documented []string
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[modelserver.Config]()) {
 		fields = append(fields, f.Name)
 	}
 	for _, row := range table(section(t, "docs/replica.md", "## The config")) {
-		told = append(told, strings.Trim(row[0], "`"))
+		documented = append(documented, strings.Trim(row[0], "`"))
 	}
-	require.ElementsMatch(t, fields, told)
+	require.ElementsMatch(t, fields, documented)
 }
 
-// What a model server links knows nothing of clients, and registers no names of protos that it may have of its own.
+// A model server links no client packages, and the library registers no proto names that the model server may also
+// have.
 func TestModelServersLinkLittle(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", module+"/server/replica").Output()
 	require.NoError(t, err)

@@ -24,12 +24,12 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// listener is a policy that picks the least loaded, the rank that it is told, and notes
-// what is known of the replicas.
+// listener is a policy that picks the least loaded replica and a fixed rank, and records the reported state of the
+// replicas.
 type listener struct {
 	mu      sync.Mutex
 	rank    int
-	ongoing map[string]int   // requests of others, at the last pick
+	ongoing map[string]int   // requests of other clients, at the last pick
 	loads   map[string]int64 // their tokens
 	sizes   map[string]int
 }
@@ -58,7 +58,7 @@ func (l *listener) capacityChanged(id string, kvTokens int) {
 // policies counts the registered policies of tests: none can be unregistered.
 var policies atomic.Int64
 
-// unique is a name that no other policy has.
+// unique returns a name that no other policy has.
 func unique(name string) string { return fmt.Sprintf("%s_%d_of_tests", name, policies.Add(1)) }
 
 // listening registers a policy for one test and returns it with its config.
@@ -85,9 +85,9 @@ func orca(metrics map[string]float64) metadata.MD {
 	return metadata.Pairs("endpoint-load-metrics-bin", string(b))
 }
 
-// What a replica says in the trailer of one call is known at the next.
+// The report in the trailer of one call is in effect for the next call.
 func TestOrcaTrailersAreLoad(t *testing.T) {
-	says := orca(map[string]float64{"num_requests_running": 3, "waiting_uncached_tokens": 7000, "max_token_capacity": 4096})
+	md := orca(map[string]float64{"num_requests_running": 3, "waiting_uncached_tokens": 7000, "max_token_capacity": 4096})
 	for name, call := range map[string]func(*grpc.ClientConn, context.Context) error{
 		"unary": func(cc *grpc.ClientConn, ctx context.Context) error {
 			_, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple("x"))
@@ -109,11 +109,11 @@ func TestOrcaTrailersAreLoad(t *testing.T) {
 			for i := range rs {
 				r := &replica{}
 				r.unary = func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
-					_ = grpc.SetTrailer(ctx, says)
+					_ = grpc.SetTrailer(ctx, md)
 					return &testpb.SimpleResponse{Username: r.addr}, nil
 				}
 				r.stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
-					s.SetTrailer(says)
+					s.SetTrailer(md)
 					return s.Send(answer(r.addr))
 				}
 				rs[i] = start(t, r)
@@ -132,8 +132,8 @@ func TestOrcaTrailersAreLoad(t *testing.T) {
 	}
 }
 
-// The rank that the policy chose reaches a replica with several, on the attempt and on its
-// span, unless the application chose one.
+// The rank that the policy chose reaches a replica with several ranks, on the attempt and on its span, unless the
+// application chose a rank.
 func TestRankReachesTheReplica(t *testing.T) {
 	seen := make(chan []string, 1)
 	r := start(t, &replica{unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {

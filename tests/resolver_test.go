@@ -89,7 +89,7 @@ func TestResolverErrorsAndEmptyFleets(t *testing.T) {
 	})
 }
 
-// What a resolver fails with whose fleet was empty may be a status. It is not the call's.
+// The error of a resolver with an empty fleet may be a status. Its code does not become the call's code.
 func TestStatusOfAResolver(t *testing.T) {
 	rs := replicas(t, 1)
 	for _, code := range []codes.Code{codes.NotFound, codes.Unauthenticated, codes.Unavailable} {

@@ -9,7 +9,8 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// What is believed to be cached on a replica ends with its life, and neither with its connection nor with that of others.
+// The predicted cache contents of a replica are cleared when it restarts, and not when its connection breaks or
+// another replica restarts.
 func TestRestartedReplicaIsCold(t *testing.T) {
 	for _, name := range []string{"prefix_cache_affinity", "kv_aware"} {
 		t.Run(name, func(t *testing.T) {

@@ -25,7 +25,7 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// What cannot go on elsewhere ends with the error that it broke with.
+// A stream that cannot be resumed ends with the error of the break.
 func TestNotResumed(t *testing.T) {
 	engine := func(change func(q *enginepb.GenerateRequest)) proto.Message {
 		q := engineStream("a", outputOf)
@@ -81,7 +81,7 @@ func TestNotResumed(t *testing.T) {
 	}
 }
 
-// A stream whose replica was the only one that may serve it ends with the error that it broke with.
+// A stream whose replica was the only eligible one ends with the error of the break.
 func TestNotResumedWithoutAnother(t *testing.T) {
 	all, target := breakings(t, 2, dying(codes.Unavailable, 3, 0, 0))
 	m := newMeter(t)
@@ -95,7 +95,7 @@ func TestNotResumedWithoutAnother(t *testing.T) {
 	require.EqualValues(t, 1, m.sum(t, "warmpath.resumes", telemetry.KeyReason.String(telemetry.NotResumed)))
 }
 
-// A call that is cancelled while its stream goes on elsewhere ends, and leaves nothing.
+// A call that is cancelled while its stream is being resumed ends, and leaves no reservation.
 func TestCancelWhileResuming(t *testing.T) {
 	die, second := dying(codes.Unavailable, 3), make(chan struct{}, 1)
 	var attempts atomic.Int64
@@ -121,7 +121,7 @@ func TestCancelWhileResuming(t *testing.T) {
 	eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
 }
 
-// What is kept of a stream shows nowhere: the event on its span has a replica and a count.
+// Recorded tokens of a stream are never exposed: the event on its span has only a replica and a count.
 func TestResumeShowsNoTokens(t *testing.T) {
 	rec, tp := recorder(t)
 	var logged strings.Builder
@@ -155,7 +155,7 @@ func TestResumeShowsNoTokens(t *testing.T) {
 	}
 }
 
-// A unary call of the same service keeps nothing.
+// A unary call of the same service records no tokens.
 func TestUnaryIsNotResumed(t *testing.T) {
 	e := startEngine(t, grpcserver.Config{Virtual: true})
 	cc := dial(t, "warmpath:///"+e.Addr().String(), client.WithConfig(

@@ -20,8 +20,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// 1,000 streams are under way when their replica is killed, each at another token: all end with the tokens of a stream
-// that is not disturbed, in order.
+// A replica is killed while it serves 1,000 streams, each at another token. All end with the tokens of an undisturbed
+// stream, in order.
 func TestStreamsOutliveTheirReplica(t *testing.T) {
 	streams := race.Of(1000, 200)
 	random := rand.New(rand.NewPCG(17, 3))
@@ -32,8 +32,8 @@ func TestStreamsOutliveTheirReplica(t *testing.T) {
 	t.Logf("%d streams went on elsewhere", moved)
 }
 
-// storm runs streams on two engines, and kills the one that has a stream of choice at a token of choice. It returns how
-// many streams went on elsewhere.
+// storm runs streams on two engines, and kills the engine of a given stream at a given token. It returns how many
+// streams were resumed.
 func storm(t *testing.T, random *rand.Rand, round int) (moved int) {
 	streams := race.Of(250, 75)
 	engines, target := make(map[string]*grpcserver.Server), "warmpath:///"
@@ -54,7 +54,7 @@ func storm(t *testing.T, random *rand.Rand, round int) (moved int) {
 		})
 	}
 	ctx, end := deadline(t), (*grpcserver.Server).Kill
-	if round%2 > 0 { // it drains, and has no time for it: GOAWAY, then the connections are closed
+	if round%2 > 0 { // it drains, without time to finish: GOAWAY, then the connections are closed
 		end = func(s *grpcserver.Server) {
 			now, cancel := context.WithCancel(ctx)
 			cancel()

@@ -19,8 +19,8 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// ringOrder asks the core, without any socket, for the order in which
-// consistent_hash tries replicas for a session.
+// ringOrder returns the order in which consistent_hash tries replicas for a session, from the core and without a
+// socket.
 func ringOrder(t *testing.T, rs []*replica, session string) []string {
 	t.Helper()
 	c, err := policy.ParseConfig([]byte(`{"policy":{"consistent_hash":{}}}`))
@@ -52,8 +52,7 @@ func reasonIs(r policy.Reason) attribute.KeyValue {
 	return telemetry.KeyReason.String(string(r))
 }
 
-// ringFirst is the head of ringOrder, with one Router for all questions about
-// the same fleet.
+// ringFirst is the first of ringOrder, with one Router for all queries of the same fleet.
 func ringFirst(t *testing.T, rs []*replica, session string) string {
 	t.Helper()
 	r := ringOf(t, rs)
@@ -89,8 +88,8 @@ func ringOf(t *testing.T, rs []*replica) *router.Router {
 	return r
 }
 
-// Issue 12.19: a session longer than 256 bytes takes the place that Ray's ring gives it, through a client's metadata and
-// its context, and over the wire to a server alike.
+// Issue 12.19: a session longer than 256 bytes has the same position as on Ray's ring, through a client's metadata,
+// through its context, and over the wire to a server.
 func TestLongSessionsTakeRaysPlace(t *testing.T) {
 	rs := replicas(t, 5)
 	cc := dial(t, target(rs...), client.WithConfig(`{"policy":{"consistent_hash":{}}}`))

@@ -17,7 +17,7 @@ import (
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
-// Engines that publish no KV events: what one client sent, another that has just started finds warm.
+// Engines publish no KV events: a client that has just started finds the prefix that another client sent.
 func TestClientsShareTheirRoutes(t *testing.T) {
 	fleet := "    policy: {prefix_cache_affinity: {block_tokens: 16}}\n    replicas:"
 	for range 3 {
@@ -55,10 +55,10 @@ func TestClientsShareTheirRoutes(t *testing.T) {
 	var found client.Decision
 	for ctx.Err() == nil && found.Reason != policy.ReasonPrefixMatch { // the first client has not reported yet, or a connection is not there yet
 		second := dial()
-		ask(second, prompt[:100]) // now it knows what the server says
+		ask(second, prompt[:100]) // now it has the server's report
 		found = ask(second, prompt)
 		require.NoError(t, second.Close())
 	}
 	require.Equal(t, policy.ReasonPrefixMatch, found.Reason)
-	require.Equal(t, 2*policy.SuperblockTokens, found.MatchedTokens, "told in superblocks, not its own")
+	require.Equal(t, 2*policy.SuperblockTokens, found.MatchedTokens, "reported in superblocks, not its own")
 }

@@ -35,7 +35,8 @@ func keyPair(t *testing.T, cert *x509.Certificate, key *ecdsa.PrivateKey) (certP
 	return certPath, keyPath
 }
 
-// With TLS, a replica registers by its token and a channel follows by its own; who has none is told of no replica.
+// With TLS, a replica registers with its token and a channel follows the server with its own token. Without a valid
+// token a channel gets no replica.
 func TestSecureLookasideServer(t *testing.T) {
 	ca, caKey := certificate(t, nil, nil, "ca")
 	pool := x509.NewCertPool()
@@ -106,11 +107,11 @@ deployments:
 		_, err := stub.UnaryCall(client.WithDecision(deadline(t), &d), simple("a prompt that is long enough to have some blocks of its own, and then a few words more"))
 		require.NoError(t, err)
 	}
-	require.Positive(t, d.MatchedTokens, "by its own routes")
+	require.Positive(t, d.MatchedTokens, "predicted from its own routes")
 
-	stranger, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(token("nobody-0123456789"))...))
+	unauthorized, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(token("nobody-0123456789"))...))
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = stranger.Close() })
-	_, err = testpb.NewTestServiceClient(stranger).UnaryCall(deadline(t), simple("x"))
+	t.Cleanup(func() { _ = unauthorized.Close() })
+	_, err = testpb.NewTestServiceClient(unauthorized).UnaryCall(deadline(t), simple("x"))
 	require.ErrorContains(t, err, "the token is not known")
 }

@@ -16,7 +16,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// both lets two calls go on once both have come.
+// both returns a function that blocks until two calls have entered it.
 func both() func() {
 	var come sync.WaitGroup
 	come.Add(2)
@@ -26,8 +26,8 @@ func both() func() {
 	}
 }
 
-// Issue 12.35: an interceptor inside ours may send a call twice at once. Each attempt has a pick and a reservation of
-// its own, and the Decision is that of the one picked first.
+// Issue 12.35: an interceptor inside warmpath's may send a call twice at once. Each attempt has its own pick and
+// reservation, and the Decision is that of the first pick.
 func TestSentTwiceAtOnce(t *testing.T) {
 	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
 		t.Run(policy, func(t *testing.T) {
@@ -65,7 +65,7 @@ func TestSentTwiceAtOnce(t *testing.T) {
 	}
 }
 
-// Issue 12.35: a second attempt of the application's own answers while the first hangs, is cancelled, or both fail.
+// Issue 12.35: the application's own second attempt answers while the first hangs, or is cancelled, or both fail.
 func TestHedgeOfTheApplication(t *testing.T) {
 	fail := false
 	held := make(chan struct{}, 4)
@@ -111,7 +111,7 @@ func TestHedgeOfTheApplication(t *testing.T) {
 	eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
 }
 
-// Issue 12.35: so may one of streams, and one that sends after the call has ended.
+// Issue 12.35: so may an interceptor of streams, also if it sends after the call has ended.
 func TestMirroredStream(t *testing.T) {
 	rs := replicas(t, 2)
 	m := newMeter(t)

@@ -36,7 +36,7 @@ func TestSessionPrecedence(t *testing.T) {
 	ctx = metadata.AppendToOutgoingContext(ctx, "session-id", sessions[2])
 	require.Equal(t, rs[2].addr, where(t, ctx, cc, sessions[0]), "session_id, in any spelling, before that")
 	ctx = client.WithSession(ctx, sessions[3])
-	require.Equal(t, rs[3].addr, where(t, ctx, cc, sessions[0]), "what the application says comes first")
+	require.Equal(t, rs[3].addr, where(t, ctx, cc, sessions[0]), "the application's session takes precedence")
 }
 
 func TestPinAndExclude(t *testing.T) {
@@ -56,7 +56,7 @@ func TestPinAndExclude(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 }
 
-// Channels that share nothing send a session, and a prompt, to the same replica.
+// Channels without shared state send a session, and a prompt, to the same replica.
 func TestChannelsAgree(t *testing.T) {
 	rs := replicas(t, 5)
 	prompts := func(i int) string { return strings.Repeat(fmt.Sprintf("document %d. ", i), 200) }
@@ -65,7 +65,7 @@ func TestChannelsAgree(t *testing.T) {
 			homes := make(map[int]string)
 			used := make(map[string]bool)
 			for c := range 3 {
-				order := append(append([]*replica{}, rs[c:]...), rs[:c]...) // the resolver's order is nobody's business
+				order := append(append([]*replica{}, rs[c:]...), rs[:c]...) // the result does not depend on the resolver's order
 				cc := dial(t, target(order...), client.WithConfig(config(`{"`+policy+`":{}}`)))
 				connected(t, cc, rs)
 				for i := range 30 {

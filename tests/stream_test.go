@@ -23,8 +23,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// The pitfalls of opening a stream with its first message, one test each, in the
-// order of the project's notes on grpc-go.
+// Each test covers one pitfall of opening a stream with its first message.
 
 var (
 	serverStream = &grpc.StreamDesc{StreamName: "StreamingOutputCall", ServerStreams: true}
@@ -92,8 +91,8 @@ func TestBidirectionalOpensAtOnce(t *testing.T) {
 	require.Equal(t, io.EOF, err)
 }
 
-// Issue 12.44: a stream whose dialect defers it is opened by its first message or by CloseSend; readers, which
-// may come first, wait for that.
+// Issue 12.44: if the dialect defers a stream, its first message or CloseSend opens it. Readers may start earlier,
+// and wait for that.
 func TestDeferredBidirectionalOpensByItsMessage(t *testing.T) {
 	deferred := `{"policy":{"consistent_hash":{}},"dialects":[{"methods":["` + duplexMethod + `"],"session":"3.2","prompt":"3.2","defer_stream":true}]}`
 	readers := map[string]func(grpc.ClientStream) error{
@@ -187,7 +186,7 @@ func TestContextBeforeOpening(t *testing.T) {
 	drain(t, s)
 }
 
-// Issue 12.10: what is derived from a stream's context ends with the stream, children of children too, and a
+// Issue 12.10: contexts derived from a stream's context, and their children, end with the stream, and a
 // context.AfterFunc that has run cannot be stopped. The application's own context never ends.
 func TestContextsEndWithTheirStream(t *testing.T) {
 	cc := dial(t, target(start(t, &replica{})), roundRobin())
@@ -224,10 +223,10 @@ func TestCloseSendBeforeTheMessage(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, s.CloseSend())
 	err = s.RecvMsg(&testpb.StreamingOutputCallResponse{})
-	require.Equal(t, codes.Internal, status.Code(err), "the server says so, as without warmpath: %v", err)
+	require.Equal(t, codes.Internal, status.Code(err), "the server's status, as without warmpath: %v", err)
 }
 
-// Each attempt of a stream whose message was not sent is closed, and interceptors inside see it.
+// Each attempt of a stream whose message was not sent is closed, and interceptors inside warmpath's see it.
 func TestCloseSendReachesEveryAttempt(t *testing.T) {
 	var opened, closed atomic.Int32
 	inner := func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
@@ -243,7 +242,7 @@ func TestCloseSendReachesEveryAttempt(t *testing.T) {
 	require.EqualValues(t, 2, closed.Load())
 }
 
-// endingStream is a stream that counts CloseSend, and one that is broken ends as if its connection did.
+// endingStream counts CloseSend. If broken is set, the stream ends with UNAVAILABLE, as when its connection breaks.
 type endingStream struct {
 	grpc.ClientStream
 	broken bool
@@ -263,7 +262,7 @@ func (s endingStream) RecvMsg(m any) error {
 	return err
 }
 
-// A channel that is closed, so that no config is in force, ends a stream whose first message is awaited.
+// When the channel is closed, so that no config is in force, a stream that waits for its first message ends.
 func TestFirstTokenTimeoutOfAClosedChannel(t *testing.T) {
 	release := make(chan struct{})
 	r := start(t, &replica{stream: func(*testpb.StreamingOutputCallRequest, grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
@@ -389,7 +388,7 @@ func TestDeadlineWhileNothingIsConnected(t *testing.T) {
 	require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
 }
 
-// The request message is not kept alive for the whole generation.
+// The request message is not kept in memory for the whole generation.
 func TestMessageIsFreedAfterTheFirstResponse(t *testing.T) {
 	r := start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
 		if err := s.Send(answer("first")); err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/warmpath/warmpath/internal/fleet"
 )
 
-// holding is a replica whose calls with a body stay until the test lets them go.
+// holding is a replica whose calls with a body wait until the test releases them.
 type holding struct {
 	*replica
 	inside atomic.Int64
@@ -48,8 +48,8 @@ func startHolding(t *testing.T, opts ...grpc.ServerOption) *holding {
 	return h
 }
 
-// Where the bound of the policy, or of the replica itself, is the stream limit of the server, as many calls as fit are
-// served at once, and the others wait in the queue, not in the connection.
+// When the bound of the policy, or of the replica, equals the server's stream limit, as many calls as fit are served
+// at once. The others wait in the queue, not in the connection.
 func TestStreamLimitIsMaxOngoing(t *testing.T) {
 	const limit, more = 2, 5
 	for name, c := range map[string]struct {
@@ -82,7 +82,7 @@ func TestStreamLimitIsMaxOngoing(t *testing.T) {
 	}
 }
 
-// Calls without interceptors cannot wait: those above the limit are refused at once.
+// Calls without interceptors cannot wait: calls above the limit are refused at once.
 func TestStreamLimitWithoutInterceptors(t *testing.T) {
 	h := startHolding(t, grpc.MaxConcurrentStreams(2))
 	dir := newDirectory("limited", state("", h.replica))

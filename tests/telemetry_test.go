@@ -35,7 +35,7 @@ func recorder(t testing.TB) (*tracetest.SpanRecorder, *sdktrace.TracerProvider) 
 	return rec, tp
 }
 
-// decided are the spans, or the events of spans, that carry a decision.
+// decided returns the spans, and the events of spans, that carry a decision.
 func decided(spans []sdktrace.ReadOnlySpan) (onSpans, inEvents []map[attribute.Key]attribute.Value) {
 	read := func(kvs []attribute.KeyValue) map[attribute.Key]attribute.Value {
 		m := make(map[attribute.Key]attribute.Value)
@@ -57,9 +57,8 @@ func decided(spans []sdktrace.ReadOnlySpan) (onSpans, inEvents []map[attribute.K
 	return onSpans, inEvents
 }
 
-// A call that fails on one replica and succeeds on another leaves a decision per
-// attempt, each on the attempt's own span; without a tracer for attempts, two
-// events on the application's span.
+// A call that fails on one replica and succeeds on another leaves a decision for each attempt, on the attempt's own
+// span. Without a tracer for attempts, the application's span has two events.
 func TestDecisionsOnSpans(t *testing.T) {
 	for _, tracer := range []string{"otelgrpc", "grpc", "none"} {
 		t.Run(tracer, func(t *testing.T) {
@@ -127,7 +126,7 @@ func TestDecisionsOnSpans(t *testing.T) {
 	}
 }
 
-// What the replica reports as cached is counted beside what was predicted.
+// The cached tokens that the replica reports are counted beside the predicted ones.
 func TestMetrics(t *testing.T) {
 	usage := `{"usage":{"prompt_tokens":100,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":64}}}`
 	rs := make([]*replica, 2)

@@ -25,8 +25,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// Every replica has a certificate for its own name only, and sees that name as
-// the :authority of its calls: never the target.
+// Every replica has a certificate for its own name only. The :authority of its calls is this name, never the target.
 func TestNamesArePerReplica(t *testing.T) {
 	ca, key := certificate(t, nil, nil, "ca")
 	pool := x509.NewCertPool()
@@ -71,7 +70,8 @@ func TestNamesArePerReplica(t *testing.T) {
 	}
 }
 
-// A replica that gets another server name gets another connection; one of which something else changes keeps its own.
+// When a replica's server name changes, it gets a new connection. When another attribute changes, it keeps its
+// connection.
 func TestServerNameChanges(t *testing.T) {
 	r := start(t, &replica{unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
 		md, _ := metadata.FromIncomingContext(ctx)
@@ -91,7 +91,7 @@ func TestServerNameChanges(t *testing.T) {
 	require.EqualValues(t, 2, opened.begun.Load())
 }
 
-// certificate returns one for a name, signed by ca, or by itself.
+// certificate returns a certificate for a name, signed by ca or self-signed.
 func certificate(t testing.TB, ca *x509.Certificate, by *ecdsa.PrivateKey, name string) (*x509.Certificate, *ecdsa.PrivateKey) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -16,8 +16,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// A channel with a tokenizer: the policy sees tokens, a prompt has its true length, and
-// one that fails leaves the call as it was without.
+// A channel with a tokenizer: the policy sees tokens, and a prompt has its true length. If the tokenizer fails, the
+// call proceeds without it.
 func TestATokenizerInAChannel(t *testing.T) {
 	var asked atomic.Int32
 	engine := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -56,7 +56,7 @@ func TestATokenizerInAChannel(t *testing.T) {
 	require.NotContains(t, log.String(), "xxx")
 }
 
-// What reads vocabularies and templates is linked by programs that import it only.
+// Vocabularies and templates are linked only by programs that import them.
 func TestTokenizersAreLinkedByChoice(t *testing.T) {
 	out, err := exec.Command("go", "list", "-deps", module+"/client", module+"/resolver", module+"/internal/balancer").Output()
 	require.NoError(t, err)

@@ -17,7 +17,7 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-// builtins are the built-in policies with the configs under which they learn differently.
+// builtins are the built-in policies, with configs that differ in what the policies learn.
 var builtins = []struct{ name, config string }{
 	{"round_robin", `{}`},
 	{"consistent_hash", `{}`},
@@ -27,7 +27,7 @@ var builtins = []struct{ name, config string }{
 	{"kv_aware", `{}`},
 }
 
-// eachBuiltin runs a test on a Router of each over four replicas; build makes another one like it.
+// eachBuiltin runs a test on a Router of each policy over four replicas. build makes another one like it.
 func eachBuiltin(t *testing.T, run func(t *testing.T, name string, build func() *router.Router)) {
 	for _, b := range builtins {
 		t.Run(b.name+b.config, func(t *testing.T) {
@@ -40,14 +40,14 @@ func eachBuiltin(t *testing.T, run func(t *testing.T, name string, build func() 
 	}
 }
 
-// conversation is the i-th of a series of requests of which several share a system prompt.
+// conversation is the i-th of a series of requests, several of which share a system prompt.
 func conversation(i int) *policy.Request {
 	q := routertest.Prompt(routertest.Tokens(i%3, 640), routertest.Tokens(100+i/2, 900), routertest.Tokens(200+i, 40))
 	q.Session = fmt.Sprint("session ", i%7)
 	return q
 }
 
-// serve routes a request and has it answered.
+// serve routes a request and completes it with an answer.
 func serve(t *testing.T, r *router.Router, q *policy.Request) string {
 	b := policytest.Pick(t, r, q)
 	b.Release()
@@ -56,7 +56,7 @@ func serve(t *testing.T, r *router.Router, q *policy.Request) string {
 	return fmt.Sprint(d.Replica.ID, " ", d.Reason, " ", d.MatchedTokens, " ", d.Place)
 }
 
-// query returns what would be decided.
+// query returns the decision for a request without making it.
 func query(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	b := new(router.Reservation)
 	require.NoError(t, r.Reserve(t.Context(), q, b, router.How{Query: true}))
@@ -64,7 +64,7 @@ func query(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	return b.Decision
 }
 
-// Issue 12.2: what is not sent leaves no trace in any policy: a Query, and a reservation that is given back.
+// Issue 12.2: requests that are not sent leave no trace in any policy: a Query, and a released reservation.
 func TestUnsentLeavesNoTrace(t *testing.T) {
 	unsent := map[string]func(t *testing.T, r *router.Router, q *policy.Request){
 		"query": func(t *testing.T, r *router.Router, q *policy.Request) {
@@ -96,9 +96,9 @@ func TestUnsentLeavesNoTrace(t *testing.T) {
 				for i := range 40 {
 					if i > 0 {
 						for range i % 4 {
-							leave(t, asked, conversation(i+1)) // the next one
+							leave(t, asked, conversation(i+1)) // the next request
 						}
-						leave(t, asked, conversation(1000+i)) // never sent
+						leave(t, asked, conversation(1000+i)) // a request that is never sent
 					}
 					require.Equal(t, serve(t, plain, conversation(i)), serve(t, asked, conversation(i)), "request %d", i)
 				}
@@ -107,7 +107,7 @@ func TestUnsentLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// Issue 12.2: requests that are prepared together do not take a pick that is given back for one that warms its replica.
+// Issue 12.2: concurrently prepared requests do not count a released pick as one that warms its replica.
 func TestUnsentLeavesNoTraceInABurst(t *testing.T) {
 	eachBuiltin(t, func(t *testing.T, _ string, build func() *router.Router) {
 		r := build()
@@ -121,7 +121,7 @@ func TestUnsentLeavesNoTraceInABurst(t *testing.T) {
 	})
 }
 
-// Issue 12.42: what an attempt did not prefill is in no policy's view, whatever ended it.
+// Issue 12.42: tokens that an attempt did not prefill are in no policy's view, whatever ended the attempt.
 func TestFailedAttemptsWarmNothing(t *testing.T) {
 	failure := errors.New("refused")
 	for name, o := range map[string]policy.Outcome{
@@ -137,7 +137,7 @@ func TestFailedAttemptsWarmNothing(t *testing.T) {
 				serve(t, r, routertest.Prompt(system, routertest.Tokens(3, 320)))
 				for range 3 {
 					q := routertest.Prompt(system, doc)
-					late := routertest.Prompt(system, doc) // prepared before, and served after
+					late := routertest.Prompt(system, doc) // prepared before the failure, and served after it
 					r.Prepare(t.Context(), late)
 					b := policytest.Pick(t, r, q)
 					b.Release()
@@ -150,8 +150,8 @@ func TestFailedAttemptsWarmNothing(t *testing.T) {
 	}
 }
 
-// Issue 12.42: of prompts under way on one replica that begin alike, a failure takes back only what no other one
-// brings there, whichever comes and ends first.
+// Issue 12.42: prompts with a common prefix are under way on one replica, and one fails. The failure removes only the
+// blocks that no other prompt brings there, in any order of starts and ends.
 func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
 	eachBuiltin(t, func(t *testing.T, policyName string, build func() *router.Router) {
 		if policyName != "prefix_cache_affinity" && policyName != "kv_aware" {
@@ -190,12 +190,12 @@ func TestFailedAttemptsTakeNothingFromOthers(t *testing.T) {
 	})
 }
 
-// Issue 12.42: what other clients learn of routes is what replicas prefilled, once each.
+// Issue 12.42: other clients learn only the routes that replicas prefilled, once each.
 func TestOnlyPrefilledRoutesAreShared(t *testing.T) {
 	eachBuiltin(t, func(t *testing.T, _ string, build func() *router.Router) {
 		r := build()
 		if !r.Routes.Shares() {
-			t.Skip("it knows no prompts")
+			t.Skip("it does not look at prompts")
 		}
 		var log router.RouteLog
 		r.Routes.Share(log.Add)

@@ -14,13 +14,13 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// traceparent is a trace that a caller is part of, and trace its id.
+// traceparent is the trace context of a caller, and trace its id.
 const (
 	traced      = "0af7651916cd43dd8448eb211c80319c"
 	traceparent = "00-" + traced + "-b7ad6b7169203331-01"
 )
 
-// Issue 12.24: the trace of a call of a Go client in mode central goes on in the look-aside server.
+// Issue 12.24: in mode central the trace of a Go client's call continues in the look-aside server.
 func TestTraceOfAGoClient(t *testing.T) {
 	recorded := tracetest.NewInMemoryExporter()
 	rs := replicas(t, 1)
@@ -47,7 +47,7 @@ func TestTraceOfAGoClient(t *testing.T) {
 	require.Equal(t, id, recorded.GetSpans()[0].SpanContext.TraceID())
 }
 
-// Issue 12.24: the HAProxy example passes the trace context on with its question.
+// Issue 12.24: the HAProxy example passes the trace context on with its request.
 func TestTraceOfHAProxy(t *testing.T) {
 	router := newFakeServer(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte(`{"replica_id":"r0"}`)) })
 	f := startHAProxy(t, router.addr(), router.addr(), httpReplicas(t))

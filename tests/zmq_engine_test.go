@@ -10,7 +10,7 @@ import (
 	"github.com/go-zeromq/zmq4/security/null"
 )
 
-// zmqEngine publishes whatever bytes a test wants, as an engine's PUB socket does.
+// zmqEngine publishes arbitrary bytes, as an engine's PUB socket does.
 type zmqEngine struct {
 	t   testing.TB
 	lis net.Listener

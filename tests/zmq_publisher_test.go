@@ -21,7 +21,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// publisher is a program with libzmq that writes vLLM's frames, behind proxies that keep their addresses over its restarts.
+// publisher is a program with libzmq that writes vLLM's frames. Its proxies keep their addresses when it restarts.
 type publisher struct {
 	t              *testing.T
 	encoding, form string
@@ -62,10 +62,10 @@ func (p *publisher) stop() {
 	_ = p.cmd.Wait()
 }
 
-// event is one of a batch, as the program reads it.
+// event is one event of a batch, in the program's format.
 type event map[string]any
 
-// stores tells of the blocks of a prompt from the one with this number on. The engine's hashes are its own.
+// stores returns an event that stores the blocks of a prompt from one on. The engine's hashes are its own.
 func stores(prompt []uint32, from int) event {
 	e := event{"type": "BlockStored", "block_size": 16, "token_ids": prompt[16*from:], "medium": "GPU", "parent_block_hash": nil}
 	hashes := []uint64{}
@@ -84,8 +84,8 @@ func engineHash(prompt []uint32, block int) uint64 {
 	return ^kvindex.AppendTokens(nil, prompt, 16, 7)[block]
 }
 
-// say publishes a batch and waits until the program has.
-func (p *publisher) say(lost bool, events ...event) {
+// emit publishes a batch and waits until the program has sent it.
+func (p *publisher) emit(lost bool, events ...event) {
 	p.t.Helper()
 	raw, err := json.Marshal(map[string]any{"events": events, "lost": lost})
 	require.NoError(p.t, err)
@@ -104,7 +104,7 @@ func promptOf(n, blocks int) []uint32 {
 	return prompt
 }
 
-// holds waits until a subscriber knows that the engine holds these prompts and nothing else.
+// holds waits until a subscriber has exactly these prompts for the engine.
 func holds(t *testing.T, m *kvevents.Manager, k *known, next uint64, prompts ...[]uint32) {
 	t.Helper()
 	want := make(map[uint64]bool)
@@ -121,8 +121,8 @@ func holds(t *testing.T, m *kvevents.Manager, k *known, next uint64, prompts ...
 	require.Empty(t, m.Status()[0].Unreadable)
 }
 
-// What libzmq and msgpack write in vLLM's name is understood, in every encoding and with both forms of a replay: what was said
-// before the subscription, what is lost on the way, a restart.
+// The subscriber reads the output of libzmq and msgpack in vLLM's format, in every encoding and with both forms of a
+// replay: events before the subscription, lost events, a restart.
 func TestKVEventsOfARealPublisher(t *testing.T) {
 	for _, encoding := range []string{"array", "mixed", "map"} {
 		for _, form := range []string{"old", "new"} {
@@ -130,7 +130,7 @@ func TestKVEventsOfARealPublisher(t *testing.T) {
 				t.Parallel()
 				p := publish(t, encoding, form)
 				a, b, c := promptOf(1, 6), promptOf(2, 3), promptOf(3, 4)
-				p.say(false, stores(a[:32], 0)) // before anybody listens
+				p.emit(false, stores(a[:32], 0)) // before there is a subscriber
 
 				k := &known{index: kvindex.New(0), ever: map[uint64]bool{}}
 				m := kvevents.NewManager(kvevents.Options{Sink: k.changed, Quiet: 5 * time.Millisecond})
@@ -139,11 +139,11 @@ func TestKVEventsOfARealPublisher(t *testing.T) {
 					ID: "r", Address: "127.0.0.1:1", KVEvents: "tcp://" + p.pub.addr() + "?topic=kv", KVEventsReplay: "tcp://" + p.replay.addr(),
 				}})
 				eventually(t, "it listens", func() bool { s := m.Status(); return len(s) == 1 && s[0].Connected })
-				p.say(false, stores(a, 2), stores(b, 0))
+				p.emit(false, stores(a, 2), stores(b, 0))
 				holds(t, m, k, 2, a, b)
 
-				p.say(true, stores(c[:32], 0)) // lost on the way
-				p.say(false, event{"type": "BlockRemoved", "block_hashes": []uint64{engineHash(b, 2), engineHash(b, 1), engineHash(b, 0)}, "medium": "GPU"}, stores(c, 2))
+				p.emit(true, stores(c[:32], 0)) // never delivered
+				p.emit(false, event{"type": "BlockRemoved", "block_hashes": []uint64{engineHash(b, 2), engineHash(b, 1), engineHash(b, 0)}, "medium": "GPU"}, stores(c, 2))
 				holds(t, m, k, 4, a, c)
 				eventually(t, "it asked for a replay", func() bool { return m.Status()[0].Replays > 0 })
 
@@ -151,19 +151,19 @@ func TestKVEventsOfARealPublisher(t *testing.T) {
 				p.boot()
 				p.pub.cut()
 				p.replay.cut()
-				p.say(false, stores(b, 0))
+				p.emit(false, stores(b, 0))
 				holds(t, m, k, 1, b)
 				eventually(t, "the restart is counted", func() bool { return m.Status()[0].Restarts == 1 })
 
-				p.say(false, event{"type": "AllBlocksCleared"})
-				p.say(false, stores(a, 0))
+				p.emit(false, event{"type": "AllBlocksCleared"})
+				p.emit(false, stores(a, 0))
 				holds(t, m, k, 3, a)
 			})
 		}
 	}
 }
 
-// From libzmq to a decision: a prompt that only the events tell of goes to the replica that has it.
+// From libzmq to a decision: a prompt that only events report goes to the replica that holds it.
 func TestRealKVEventsDecide(t *testing.T) {
 	var fleet strings.Builder
 	var engines []*publisher
@@ -180,13 +180,13 @@ func TestRealKVEventsDecide(t *testing.T) {
 	require.NoError(t, watch.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Index: true}}))
 	for n, p := range engines {
 		prompt := promptOf(n, 160) // worth more than a near tie
-		p.say(false, stores(prompt, 0))
+		p.emit(false, stores(prompt, 0))
 		end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[policy.SuperblockTokens/16-1]
-		for told := false; !told; { // the server has it when it tells watchers
+		for reported := false; !reported; { // the server applies the event before it reports to watchers
 			m, err := watch.Recv()
 			require.NoError(t, err)
 			for _, c := range m.GetIndex().GetChanges() {
-				told = told || slices.Contains(c.GetStored(), end)
+				reported = reported || slices.Contains(c.GetStored(), end)
 			}
 		}
 		a, err := pb.ChooseReplica(ctx, &warmpathv1.ChooseReplicaRequest{
