@@ -22,7 +22,7 @@ deployments:
 ` + more
 }
 
-// reasons asks for a hundred sessions.
+// reasons picks for a hundred sessions, and counts the reasons.
 func (f *fixture) reasons(t *testing.T) map[string]int {
 	t.Helper()
 	all := make(map[string]int)
@@ -33,7 +33,7 @@ func (f *fixture) reasons(t *testing.T) map[string]int {
 	return all
 }
 
-// Mode, percentage and kill switch are put into force and pushed, and what is booked stays.
+// Changes of mode, percentage and kill switch come into force and are pushed; reservations stay.
 func TestAdoptionChanges(t *testing.T) {
 	f := start(t, adopting(""))
 	d := f.deployment("chat")
@@ -51,7 +51,7 @@ func TestAdoptionChanges(t *testing.T) {
 		{"", `"consistent_hash"`, "consistent_hash", [2]int{100, 100}},
 	} {
 		require.NoError(t, f.Update(parse(t, adopting(c.more))))
-		require.Same(t, before, d.hosted.Load().router, "the Router, and what is booked with it, was given up")
+		require.Same(t, before, d.hosted.Load().router, "the Router, and its reservations, were replaced")
 		require.Equal(t, version+uint64(i)+1, d.pushed.GetVersion())
 		require.Contains(t, d.pushed.GetServiceConfig(), c.pushed)
 		got := f.reasons(t)

@@ -16,8 +16,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// What a caller waits for an answer: alone, and while another one floods the server from four connections, with its own
-// token and a rate of 1,000, or with a wrong one. Client, attacker and server share the machine.
+// The time of an answer: without other load, and while another principal floods the server from four connections,
+// with its own token and a rate of 1,000, or with a wrong token. Client, attacker and server share the machine.
 func BenchmarkUnderAttack(b *testing.B) {
 	f := start(b, strings.Replace(siege, "evils]", "evils], rate: 1000", 1))
 	good := f.with(b, goodToken)

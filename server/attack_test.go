@@ -24,7 +24,7 @@ const (
 	evilToken = "evil-0123456789abc"
 )
 
-// siege has two callers, each with a deployment of its own beside the one that they share.
+// siege has two principals, each with a deployment of its own next to the shared one.
 const siege = `
 load_interval: 10s
 max_reservations: 2000
@@ -38,8 +38,8 @@ deployments:
   evils: {policy: {round_robin: {}}, replicas: [{id: d, address: "10.0.0.4:1"}]}
 `
 
-// Whatever one caller does is refused or bounded, and the other is served as before, every time.
-func TestAHostileCaller(t *testing.T) {
+// Whatever one principal does is refused or bounded, and each time the other is served as before.
+func TestHostilePrincipal(t *testing.T) {
 	f := start(t, siege)
 	good := f.with(t, goodToken)
 	served := func(t *testing.T) {
@@ -115,7 +115,7 @@ func huge(t *testing.T, conn *grpc.ClientConn) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(150<<20), "the sender's own copy, and not the server's too")
 }
 
-// manyStreams opens streams over several connections; those above the caller's bound are refused.
+// manyStreams opens streams over several connections; those above the principal's bound are refused.
 func manyStreams(t *testing.T, f *fixture, first *grpc.ClientConn, n int) {
 	conns := []*grpc.ClientConn{first}
 	for range n/500 - 1 {

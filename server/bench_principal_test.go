@@ -11,10 +11,10 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// What it costs that callers have tokens: allocations of client and server together.
+// The cost of tokens: allocations of client and server together.
 func BenchmarkChooseWithAToken(b *testing.B) {
 	f := start(b, siege)
-	for _, principal := range []struct{ name, token string }{{"known", goodToken}, {"stranger", "wrong-0123456789abc"}} {
+	for _, principal := range []struct{ name, token string }{{"known", goodToken}, {"wrong token", "wrong-0123456789abc"}} {
 		b.Run(principal.name, func(b *testing.B) {
 			pb := f.with(b, principal.token)
 			request := &warmpathv1.ChooseReplicaRequest{Deployment: "goods", Mode: query}

@@ -27,8 +27,7 @@ func manyReplicas(n int) string {
 	return b.String()
 }
 
-// echo is a method that is given the same bytes, and answers with as many, and does nothing: what gRPC and the messages
-// alone cost.
+// echo is a method that gets bytes and answers with as many. It measures what gRPC and the messages cost.
 func echo(answer *warmpathv1.ChooseReplicaResponse) *grpc.ServiceDesc {
 	return &grpc.ServiceDesc{ServiceName: "echo", HandlerType: (*any)(nil), Methods: []grpc.MethodDesc{{
 		MethodName: "Echo",
@@ -71,7 +70,7 @@ func events(b *testing.B, d *deployment) {
 	b.Cleanup(func() { cancel(); <-ended })
 }
 
-// timed runs calls in parallel, and reports their median and 99th percentile beside the throughput.
+// timed runs calls in parallel, and reports their median and 99th percentile next to the throughput.
 func timed(b *testing.B, call func(i int) error) {
 	var mu sync.Mutex // guards all
 	var all []time.Duration
@@ -134,7 +133,7 @@ func BenchmarkChoose(b *testing.B) {
 	})
 }
 
-// benchStream has 64 questions under way on one stream.
+// benchStream has 64 requests under way on one stream.
 func benchStream(b *testing.B, f *fixture, requests []*warmpathv1.ChooseReplicaRequest) {
 	stream, err := f.pb.ChooseReplicas(b.Context())
 	require.NoError(b, err)
@@ -160,8 +159,8 @@ func benchStream(b *testing.B, f *fixture, requests []*warmpathv1.ChooseReplicaR
 	require.NoError(b, <-sent)
 }
 
-// One interval with 1,000 replicas and 100 watchers, all of whose loads have changed: what it costs the server to add
-// up and to write, without the sockets.
+// One interval with 1,000 replicas and 100 watchers, all of whose loads have changed: the server's cost to add up
+// and to write, without the sockets.
 func BenchmarkBroadcast(b *testing.B) {
 	for _, replicas := range []int{16, 1000} {
 		b.Run(fmt.Sprintf("replicas=%d/watchers=100", replicas), func(b *testing.B) {

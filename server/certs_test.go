@@ -63,7 +63,7 @@ func (a *authority) sign(c *x509.Certificate) (*x509.Certificate, *ecdsa.Private
 	return cert, key
 }
 
-// pair makes the certificate of a caller, or of a server on the loopback.
+// pair makes the certificate of a client, or of a server on the loopback.
 func (a *authority) pair(cn string, uris ...string) (certPEM, keyPEM []byte) {
 	a.t.Helper()
 	c := &x509.Certificate{
@@ -210,7 +210,7 @@ principals:
 	require.NoError(t, ask(t, f.as(t, a.client(t, cert, key), "")))
 }
 
-// A new certificate is shown by new connections; what cannot be used leaves the old one. Nothing is cut off.
+// New connections present a new certificate; an invalid one leaves the old one in force. No connection is cut off.
 func TestCertificatesAreReadAgain(t *testing.T) {
 	a := newAuthority(t)
 	dir := tlsFiles(t, a)

@@ -105,7 +105,7 @@ func TestWhichDeployment(t *testing.T) {
 	}
 }
 
-// A name for a model, and its adapter, end in the hashes that the replicas' own names would give.
+// The canonical name of a model, and of its adapter, gives the hashes that the replicas' own names would give.
 func TestCanonicalModels(t *testing.T) {
 	f := start(t, several)
 	for _, tt := range []struct{ model, adapter, base, want string }{
@@ -172,7 +172,7 @@ func TestCallersThatNeverReportSpread(t *testing.T) {
 	}
 }
 
-// A prompt is the same to the policy whether it comes as tokens or as hashes; a mere question teaches it nothing.
+// A prompt is the same to the policy whether it comes as tokens or as hashes; a query does not change the policy.
 func TestHashesMatchTokens(t *testing.T) {
 	f := start(t, "load_interval: 10s\ndeployments: {chat: {replicas: [{address: 'a:1'}, {address: 'b:1'}]}}")
 	ids := make([]uint32, 100)

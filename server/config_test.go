@@ -78,7 +78,7 @@ func TestRefusedConfigs(t *testing.T) {
 	parse(t, "listen: 'localhost:0'\n"+with("replicas: null"))
 }
 
-// No text makes reading panic, and a config that is taken can be served.
+// No text makes reading panic, and a config that is accepted can be served.
 func FuzzConfig(f *testing.F) {
 	for _, s := range []string{
 		quiet, several, "deployments:\n  chat:\n    target: dns:///engines:50051\n", "deployments: {a: {replicas: [{address: 'a:1'}], policy: null}}",

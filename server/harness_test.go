@@ -22,7 +22,7 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// served is a server on the loopback, as others see it.
+// served is a server on the loopback, as clients see it.
 type served struct {
 	server  *server.Server
 	conn    *grpc.ClientConn
@@ -72,9 +72,9 @@ func serve(t testing.TB, config string, tracer trace.TracerProvider) *served {
 	if c.HTTP.Listen == "" {
 		ended <- nil
 	} else {
-		door := listen(t)
-		s.http = "http://" + door.Addr().String() + httpendpoint.RoutePath
-		go func() { ended <- s.server.ServeRoutes(door) }()
+		lis := listen(t)
+		s.http = "http://" + lis.Addr().String() + httpendpoint.RoutePath
+		go func() { ended <- s.server.ServeRoutes(lis) }()
 	}
 	s.conn, err = grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
@@ -103,14 +103,14 @@ func listen(t testing.TB) net.Listener {
 	return lis
 }
 
-// soon is a context for what takes no time.
+// soon is a context for operations that take no time.
 func soon(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
 
-// post asks over HTTP, and returns the status with the decoded answer.
+// post makes a request over HTTP, and returns the status with the decoded answer.
 func (s *served) post(t testing.TB, body string, headers ...string) (code int, answer map[string]any) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(soon(t), http.MethodPost, s.http, strings.NewReader(body))

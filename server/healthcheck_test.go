@@ -74,7 +74,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	require.Equal(t, []string{"gone"}, round(members))
 
 	moved := append(members[:3:3], replicaAt("gone", members[0].Address))
-	require.Empty(t, round(moved), "under its new address it is well")
+	require.Empty(t, round(moved), "under its new address it is healthy")
 	require.Len(t, d.checks.found, 4)
 	require.Empty(t, d.round(t, nil))
 	require.Empty(t, d.checks.found)
@@ -167,7 +167,7 @@ func TestMark(t *testing.T) {
 	}
 	require.Equal(t, []string{"c"}, drains())
 	require.Equal(t, []string{"a", "c"}, drains("a"))
-	require.Equal(t, []string{"c"}, drains("a", "b"), "the one that is left drains")
+	require.Equal(t, []string{"c"}, drains("a", "b"), "the only other replica drains")
 	require.Equal(t, []string{"b", "c"}, drains("b", "gone"))
 }
 
@@ -181,7 +181,8 @@ func (d *deployment) round(t *testing.T, members []described) map[string]symptom
 	return d.checks.round(t.Context(), members)
 }
 
-// With replica_tls the server verifies the replica, presents its own certificate, and takes both from the files as they are.
+// With replica_tls the server verifies the replica, presents its own certificate, and reads both from the current
+// files.
 func TestReplicasAreReachedByTLS(t *testing.T) {
 	a := newAuthority(t)
 	dir := tlsFiles(t, a)
@@ -203,7 +204,7 @@ deployments:
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
 	require.Empty(t, d.round(t, []described{misnamed}), "one failure is not enough")
-	require.Contains(t, d.round(t, []described{misnamed}), "a", "the name is not its own")
+	require.Contains(t, d.round(t, []described{misnamed}), "a", "the certificate has another name")
 	require.Empty(t, d.round(t, d.unregistered()))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
@@ -223,8 +224,8 @@ func found(d *deployment, unwell map[string]symptom) {
 	d.update(func(x *sources) bool { return x.check(unwell) })
 }
 
-// A reload that starts the checks anew keeps what they have found: a replica that hangs stays out of service.
-func TestAReloadKeepsWhatChecksHaveFound(t *testing.T) {
+// A reload that restarts the checks keeps their results: a replica that hangs stays out of service.
+func TestReloadKeepsTheResultsOfChecks(t *testing.T) {
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, gone.Close())

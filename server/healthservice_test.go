@@ -30,7 +30,7 @@ func TestHealth(t *testing.T) {
 		"open":       {open, "", []string{"", "chat", "code", "empty", whole}},
 		"trusted":    {closed, trustedToken, []string{"", "chat", "code", whole}},
 		"one of two": {closed, chatToken, []string{"", "chat", whole}},
-		"stranger":   {closed, "", []string{"", whole}},
+		"no token":   {closed, "", []string{"", whole}},
 		"wrong":      {closed, "wrong-0123456789", []string{"", whole}},
 	} {
 		t.Run(p, func(t *testing.T) {
@@ -110,7 +110,7 @@ func TestHealthWatch(t *testing.T) {
 	chat(-1)
 }
 
-// Strangers may hold half of the health watches.
+// Callers without a valid token may hold half of the health watches.
 func TestHealthWatchesAreBounded(t *testing.T) {
 	f := startTenants(t)
 	h := &healthService{Server: f.Server}

@@ -41,7 +41,7 @@ func TestStreamsAreBounded(t *testing.T) {
 		f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query})
 	}
 	require.Empty(t, last)
-	leave() // while the others go on: they would make room
+	leave() // while the others go on: their end would make room
 	require.Error(t, <-last)
 }
 
@@ -94,7 +94,7 @@ func TestAWatcherThatDoesNotRead(t *testing.T) {
 	}
 }
 
-// Whatever a replica or a watcher sends is refused with a status or taken, and the sums stay what they may be.
+// Whatever a replica or a watcher sends is refused with a status or taken, and the sums stay within bounds.
 func FuzzReports(f *testing.F) {
 	for _, m := range []proto.Message{
 		&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "a:1", Stats: map[string]float64{"x": 1}}, Ongoing: proto.Uint32(1)},

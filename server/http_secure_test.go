@@ -38,11 +38,11 @@ func TestHTTPCallers(t *testing.T) {
 	require.Equal(t, http.StatusOK, a.StatusCode)
 }
 
-// With TLS in the config the door speaks TLS, and HTTP/1.1 only.
+// With TLS in the config the HTTP endpoint serves TLS, and HTTP/1.1 only.
 func TestHTTPOverTLS(t *testing.T) {
 	a := newAuthority(t)
 	f := tlsFiles(t, a)
-	d := openDoor(t, withHTTP+f.yaml("")+quiet, discard)
+	d := startHTTP(t, withHTTP+f.yaml("")+quiet, discard)
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: a.pool()}, ForceAttemptHTTP2: true}}
 	defer client.CloseIdleConnections()
 	r, err := client.Post("https://"+d.addr+httpendpoint.RoutePath, "application/json", nil)

@@ -20,17 +20,17 @@ import (
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// door is a server with a door for HTTP.
-type door struct {
+// httpServer is a server with an HTTP endpoint.
+type httpServer struct {
 	fixture
 	addr string
 }
 
 const withHTTP = "http: {listen: '127.0.0.1:0'}\n"
 
-func openDoor(t testing.TB, text string, log *slog.Logger) *door {
+func startHTTP(t testing.TB, text string, log *slog.Logger) *httpServer {
 	t.Helper()
-	d := &door{fixture: fixture{clock: newClock()}}
+	d := &httpServer{fixture: fixture{clock: newClock()}}
 	var err error
 	d.Server, err = New(parse(t, text), Options{Logger: log, now: d.clock.now})
 	require.NoError(t, err)
@@ -47,8 +47,8 @@ func openDoor(t testing.TB, text string, log *slog.Logger) *door {
 	return d
 }
 
-// route asks, and returns the answer with its status and reason.
-func (d *door) route(t testing.TB, body io.Reader, headers ...string) (to httpendpoint.Destination, code int, reason string) {
+// route makes a request, and returns the answer with its status and reason.
+func (d *httpServer) route(t testing.TB, body io.Reader, headers ...string) (to httpendpoint.Destination, code int, reason string) {
 	t.Helper()
 	r, err := http.NewRequestWithContext(soon(t), http.MethodPost, "http://"+d.addr+httpendpoint.RoutePath, body)
 	require.NoError(t, err)
@@ -62,9 +62,9 @@ func (d *door) route(t testing.TB, body io.Reader, headers ...string) (to httpen
 	return to, a.StatusCode, a.Header.Get(httpendpoint.HeaderReason)
 }
 
-// A pick counts for a while, so a caller that only asks does not send everything to one replica.
+// A pick counts for a time, so a caller that only picks does not send everything to one replica.
 func TestHTTPPicksCount(t *testing.T) {
-	d := openDoor(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
+	d := startHTTP(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
 	got := make(map[string]int)
 	for range 30 {
 		to, code, _ := d.route(t, nil)
@@ -78,9 +78,9 @@ func TestHTTPPicksCount(t *testing.T) {
 	require.Zero(t, d.load())
 }
 
-// A prompt goes where its prefix went before, also one of which only the beginning arrived.
+// A prompt goes where its prefix went before, also if only its beginning arrived.
 func TestHTTPFollowsPrefixAndSession(t *testing.T) {
-	d := openDoor(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
+	d := startHTTP(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
 	for n := range 8 {
 		chat := fmt.Sprintf(`{"model":"m","messages":[{"role":"system","content":"%s"},{"role":"user","content":"hi"}]}`, strings.Repeat(fmt.Sprint("rule ", n, ". "), 100))
 		first, code, _ := d.route(t, strings.NewReader(chat))
@@ -91,7 +91,7 @@ func TestHTTPFollowsPrefixAndSession(t *testing.T) {
 		require.Equal(t, first.ReplicaID, cut.ReplicaID)
 		require.Equal(t, "prefix_match", reason)
 	}
-	ring := openDoor(t, withHTTP+strings.Replace(quiet, "round_robin", "consistent_hash", 1), discard)
+	ring := startHTTP(t, withHTTP+strings.Replace(quiet, "round_robin", "consistent_hash", 1), discard)
 	used := make(map[string]bool)
 	for n := range 10 {
 		session := fmt.Sprint("s", n)
@@ -110,7 +110,7 @@ func TestHTTPFollowsPrefixAndSession(t *testing.T) {
 
 // The statuses of the contract, from a real server.
 func TestHTTPStatuses(t *testing.T) {
-	d := openDoor(t, withHTTP+`
+	d := startHTTP(t, withHTTP+`
 load_interval: 10s
 max_reservations: 2
 deployments:
@@ -143,7 +143,7 @@ deployments:
 }
 
 // raw opens a connection and sends the beginning of a request.
-func (d *door) raw(t *testing.T, text string) net.Conn {
+func (d *httpServer) raw(t *testing.T, text string) net.Conn {
 	t.Helper()
 	conn, err := net.Dial("tcp", d.addr)
 	require.NoError(t, err)
@@ -154,10 +154,10 @@ func (d *door) raw(t *testing.T, text string) net.Conn {
 	return conn
 }
 
-// A body that does not come decides as far as it came; a head that does not come ends the connection.
+// A body that does not arrive decides with what arrived; a head that does not arrive ends the connection.
 func TestHTTPSlowCallers(t *testing.T) {
 	var log logBook
-	d := openDoor(t, "http: {listen: '127.0.0.1:0', read_timeout: 50ms}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	d := startHTTP(t, "http: {listen: '127.0.0.1:0', read_timeout: 50ms}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	for _, framing := range []string{"Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1000\r\n"} {
 		conn := d.raw(t, "POST /internal/route HTTP/1.1\r\nHost: x\r\n"+framing+`{"prompt":"secret and slo`)
 		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -174,9 +174,9 @@ func TestHTTPSlowCallers(t *testing.T) {
 	require.NotContains(t, log.String(), "secret")
 }
 
-// Of a body of any length no more is read than is allowed, and the answer does not wait for the rest.
+// Of a body of any length no more than the bound is read, and the answer does not wait for the rest.
 func TestHTTPEndlessBody(t *testing.T) {
-	d := openDoor(t, "http: {listen: '127.0.0.1:0', max_body_bytes: 4096}\n"+quiet, discard)
+	d := startHTTP(t, "http: {listen: '127.0.0.1:0', max_body_bytes: 4096}\n"+quiet, discard)
 	endless, more := io.Pipe()
 	t.Cleanup(func() { endless.Close() })
 	go func() {
@@ -190,9 +190,9 @@ func TestHTTPEndlessBody(t *testing.T) {
 	require.True(t, to.Truncated)
 }
 
-// Half of the connections may be one host's. More are closed at once, and those that there are are served.
+// One host may hold half of the connections. More are closed at once, and the others are served.
 func TestHTTPConnectionsAreBounded(t *testing.T) {
-	d := openDoor(t, "http: {listen: '127.0.0.1:0', max_body_bytes: 268435456}\n"+quiet, discard)
+	d := startHTTP(t, "http: {listen: '127.0.0.1:0', max_body_bytes: 268435456}\n"+quiet, discard)
 	const question = "POST /internal/route HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
 	ask := func(conn net.Conn) error {
 		if _, err := io.WriteString(conn, question); err != nil {
@@ -213,7 +213,7 @@ func TestHTTPConnectionsAreBounded(t *testing.T) {
 
 // While the server drains, health is 503. Shutdown ends the HTTP endpoint too.
 func TestHTTPDrains(t *testing.T) {
-	d := openDoor(t, withHTTP+quiet, discard)
+	d := startHTTP(t, withHTTP+quiet, discard)
 	get := func() int {
 		a, err := http.Get("http://" + d.addr + httpendpoint.HealthPath)
 		require.NoError(t, err)

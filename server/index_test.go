@@ -41,7 +41,7 @@ func (c caches) apply(updates []*warmpathv1.IndexUpdate) (version uint64) {
 	return version
 }
 
-// held are the lanes of a replica.
+// held lists the lanes of a replica.
 func (x *index) held(id string) (all []laneKey) {
 	for k := range x.lanes {
 		if k.replica == id {
@@ -51,7 +51,7 @@ func (x *index) held(id string) (all []laneKey) {
 	return all
 }
 
-// known leaves out what holds nothing, and replicas that have left.
+// known omits what holds nothing, and replicas that have left.
 func (c caches) known(member func(uint32) bool) caches {
 	all := maps.Clone(c)
 	maps.DeleteFunc(all, func(k heldBy, held map[uint64]bool) bool { return len(held) == 0 || !member(k.replica) })
@@ -142,7 +142,7 @@ func TestIndexBroadcastsWhatIsHeld(t *testing.T) {
 	}
 }
 
-// Chains stay chains, in a snapshot and in changes; what is held already, or not, is no change.
+// Chains stay chains, in a snapshot and in changes; a repeated addition or removal is no change.
 func TestIndexChains(t *testing.T) {
 	x := newIndex(6)
 	one := func(string) uint32 { return 1 }
@@ -159,7 +159,7 @@ func TestIndexChains(t *testing.T) {
 	x.flush(one)
 	changes := x.since(7, one)[0].GetChanges()
 	require.Len(t, changes, 2)
-	require.True(t, changes[0].GetCleared(), "the first word of a replica")
+	require.True(t, changes[0].GetCleared(), "the first change of a replica")
 	require.Equal(t, []uint64{30, 10}, changes[0].GetStored())
 	require.Equal(t, []uint64{5, 4}, changes[1].GetStored())
 	require.Equal(t, warmpathv1.CacheTier_CACHE_TIER_GPU, changes[1].GetTier())

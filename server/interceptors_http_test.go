@@ -21,7 +21,7 @@ func TestGuardOfHTTP(t *testing.T) {
 	require.NoError(t, g.set(c))
 	defer g.close()
 	g.principals["one"].rules.Load().limiter.SetLimit(0) // the burst is all there is
-	door := g.http(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	handler := g.http(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/panic" {
 			panic("on purpose")
 		}
@@ -52,7 +52,7 @@ func TestGuardOfHTTP(t *testing.T) {
 			r.Header.Set("Authorization", tt.authorization)
 		}
 		w := httptest.NewRecorder()
-		door.ServeHTTP(w, r)
+		handler.ServeHTTP(w, r)
 		require.Equal(t, tt.code, w.Code, "%+v", tt)
 		reason, message, refused := strings.Cut(tt.want, ": ")
 		require.Contains(t, w.Body.String(), reason)

@@ -37,7 +37,7 @@ type faulty struct{ none []int }
 func (f *faulty) panics(r *policy.Request, where string) {
 	switch r.Session {
 	case where:
-		panic("what was asked: " + r.Prompt.Text)
+		panic("the prompt was: " + r.Prompt.Text)
 	case where + " at run time":
 		_ = f.none[len(r.Session)]
 	}
@@ -67,7 +67,7 @@ func init() {
 	})
 }
 
-// replicaLoad of lines that several goroutines write.
+// logBook is a log that several goroutines write.
 type logBook struct {
 	mu   sync.Mutex // guards text
 	text bytes.Buffer
@@ -101,7 +101,8 @@ max_reservations: 2
 deployments: {chat: {policy: {faulty: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}}
 `
 
-// A policy that panics costs the call, and neither the server, nor the room that the call had, nor a secret.
+// A policy that panics fails the call. The server goes on, the call's room is free again, and the log has no
+// secret.
 func TestPanicsAreErrors(t *testing.T) {
 	f, log := startLogged(t, faults)
 	request := func(session string) *warmpathv1.ChooseReplicaRequest {

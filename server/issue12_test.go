@@ -31,7 +31,8 @@ func textKey(text string) *warmpathv1.RequestKey {
 	return &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: text}}
 }
 
-// Issue 12.8: require_prompt refuses a question without a prompt, over gRPC and over HTTP, where the policy uses prompts.
+// Issue 12.8: require_prompt refuses a request without a prompt, over gRPC and over HTTP, where the policy uses
+// prompts.
 func TestRequirePrompt(t *testing.T) {
 	s := serve(t, withHTTP+"deployments: {chat: {require_prompt: true, policy: {prefix_cache_affinity: {}}, "+three+"}}", nil)
 	for _, mode := range []warmpathv1.PickMode{query, warmpathv1.PickMode_PICK_MODE_COUNT, warmpathv1.PickMode_PICK_MODE_RESERVE} {
@@ -84,7 +85,7 @@ func TestADeploymentWithoutReplicasDoesNotServe(t *testing.T) {
 	expect(healthpb.HealthCheckResponse_NOT_SERVING, "no replicas")
 }
 
-// Issue 12.22: a question can be narrowed to some replicas, and returns candidates with their scores.
+// Issue 12.22: a request can be restricted to some replicas, and returns candidates with their scores.
 func TestAllowedAndCandidates(t *testing.T) {
 	s := serve(t, "deployments: {chat: {policy: {kv_aware: {}}, "+three+"}}", nil)
 	choose := func(r *warmpathv1.ChooseReplicaRequest) *warmpathv1.ChooseReplicaResponse {
@@ -133,8 +134,8 @@ func TestAllowedAndCandidates(t *testing.T) {
 	}
 }
 
-// Issue 12.24: the server makes spans for questions over gRPC, on a stream and over HTTP, which continue the trace of the
-// caller and have the decision's attributes.
+// Issue 12.24: the server makes spans for requests over gRPC, on a stream and over HTTP. They continue the trace
+// of the caller and have the decision's attributes.
 func TestSpans(t *testing.T) {
 	recorded := tracetest.NewInMemoryExporter()
 	tracer := sdktrace.NewTracerProvider(sdktrace.WithSyncer(recorded))
@@ -206,8 +207,8 @@ func TestRefusedCallsMakeNoSpans(t *testing.T) {
 	require.NoError(t, tracer.Shutdown(context.Background()))
 }
 
-// Issue 12.25: a deployment that starts is described in one line; requests without the key that its policy needs are warned
-// of once, over gRPC and over HTTP.
+// Issue 12.25: the start of a deployment is logged in one line. Requests without the key that its policy needs are
+// logged once as a warning, over gRPC and over HTTP.
 func TestStartAndMissingKeysAreLogged(t *testing.T) {
 	s := serve(t, withHTTP+"deployments: {chat: {policy: {prefix_cache_affinity: {}}, session_keys: [user], max_ongoing_requests: 7, mode: central, "+three+"}}", nil)
 	lines := s.log.lines(t, "the deployment starts")
@@ -233,8 +234,8 @@ func TestStartAndMissingKeysAreLogged(t *testing.T) {
 	require.Len(t, s.log.lines(t, "no key"), 1)
 }
 
-// Issue 12.37: from registrations the server takes only addresses to dial, on the replica's host or one that the config
-// allows, and few ranks.
+// Issue 12.37: from registrations the server takes only addresses to dial, on the replica's host or one that the
+// config allows, and few ranks.
 func TestRegistrationsDoNotOpenPorts(t *testing.T) {
 	const text = "deployments: {chat: {register: true, policy: {kv_aware: {}}EXTRA}}"
 	for name, tt := range map[string]struct {

@@ -102,7 +102,7 @@ deployments:
 	})
 }
 
-// A child is known by its parent and its own id, whether or not the caller has put them together, and as long as both
+// A child is identified by its parent and its own id, whether or not the caller has joined them, as long as both
 // fit.
 func TestDecodeParent(t *testing.T) {
 	long := strings.Repeat("p", 8192)

@@ -69,9 +69,9 @@ func TestReservations(t *testing.T) {
 	again := ask("r1")
 	require.True(t, again.GetRepeated())
 	require.Equal(t, first.GetId(), again.GetId())
-	require.Equal(t, replicaLoad{1, 100}, f.load(), "booked once")
+	require.Equal(t, replicaLoad{1, 100}, f.load(), "reserved once")
 	require.NotEqual(t, first.GetId(), ask("").GetId())
-	require.NotEqual(t, ask("").GetId(), ask("").GetId(), "without an id nothing is the same")
+	require.NotEqual(t, ask("").GetId(), ask("").GetId(), "without an id each request is another")
 	require.Equal(t, replicaLoad{4, 400}, f.load())
 
 	pass(40 * time.Second)
@@ -80,7 +80,7 @@ func TestReservations(t *testing.T) {
 	require.Equal(t, replicaLoad{4, 300}, f.load())
 	require.Equal(t, replicaLoad{4, 300}, f.whole())
 	pass(40 * time.Second)
-	require.Equal(t, replicaLoad{1, 0}, f.load(), "the others' leases are over, the report renewed the first")
+	require.Equal(t, replicaLoad{1, 0}, f.load(), "the other leases have expired, the report renewed the first")
 	require.Equal(t, replicaLoad{1, 0}, f.whole())
 	require.True(t, f.report(t, first.GetId(), progress))
 	pass(59 * time.Second)
@@ -119,8 +119,8 @@ func TestUnseenReservations(t *testing.T) {
 
 func TestShorterLeases(t *testing.T) {
 	f := start(t, quiet)
-	for asked, want := range map[uint32]uint32{0: 60_000, 500: 500, 100_000: 60_000} {
-		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, LeaseMs: asked})
+	for lease, want := range map[uint32]uint32{0: 60_000, 500: 500, 100_000: 60_000} {
+		a := f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: reserve, LeaseMs: lease})
 		require.Equal(t, want, a.GetReservation().GetLeaseMs())
 	}
 	require.EqualValues(t, 3, f.load().ongoing)
@@ -187,7 +187,8 @@ func TestIdempotentAtOnce(t *testing.T) {
 	require.Len(t, f.deployment("chat").picks.leases.byName, 1)
 }
 
-// Attempts at one request have reservations of their own: giving one back leaves the other. Without a number they are one.
+// Attempts at one request have reservations of their own: the release of one leaves the other. Without a number
+// they are one.
 func TestAttemptsAreApart(t *testing.T) {
 	f := start(t, quiet)
 	ask := func(attempt uint64) *warmpathv1.Reservation {
@@ -219,9 +220,9 @@ func TestTheFirstToAskMayGo(t *testing.T) {
 	for _, c := range []struct {
 		name            string
 		wait            uint32        // of the first
-		deadline, leave time.Duration // when its call ends, and when it is called off
+		deadline, leave time.Duration // when its call ends, and when it is cancelled
 	}{
-		{"called off", long, time.Hour, 10 * time.Second},
+		{"cancelled", long, time.Hour, 10 * time.Second},
 		{"deadline", long, 10 * time.Second, time.Hour},
 		{"waits less", short, time.Hour, time.Hour},
 	} {

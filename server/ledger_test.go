@@ -21,7 +21,7 @@ func (r *roster) fleetOf(ids ...string) {
 	r.set(all)
 }
 
-// The sum is that of what each client reported last, whatever comes and goes; never below zero.
+// The sum is that of each client's last report, whatever comes and goes, and never below zero.
 func TestLedgerAddsUp(t *testing.T) {
 	rng := rand.New(rand.NewPCG(3, 4))
 	now := time.Unix(0, 0)
@@ -93,7 +93,7 @@ func TestLedgerIgnoresAWatchThatWasReplaced(t *testing.T) {
 	require.Empty(t, l.loads())
 }
 
-// No report, however absurd, makes the sum overflow.
+// No report, however large, makes the sum overflow.
 func TestLedgerIsBounded(t *testing.T) {
 	l := ledger{roster: new(roster)}
 	l.roster.fleetOf("a")

@@ -11,7 +11,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// One host gets half of the connections; the rest are closed at once, and a place that was given back is used again.
+// One host gets half of the connections; the rest are closed at once, and a free place is used again.
 func TestConnectionsAreBounded(t *testing.T) {
 	f := start(t, "max_connections: 7\n"+quiet)
 	f.choose(t, new(warmpathv1.ChooseReplicaRequest)) // the first of four

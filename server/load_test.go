@@ -69,7 +69,7 @@ func TestLoadsFromAnyTick(t *testing.T) {
 	require.NotContains(t, columns(l.since(exactView, 0).GetLoads()), uint32(3))
 }
 
-// A load that the clients report beyond what a message can have is shown as its largest, not as none.
+// A load that the clients report beyond what a message can hold is shown as its largest, not as none.
 func TestLoadsDoNotWrap(t *testing.T) {
 	d := deploy(t, parse(t, quiet), "chat", newClock().now)
 	defer d.close()

@@ -28,7 +28,7 @@ deployments:
 	poll("gone", load.Report{QueuedTokens: -1, Ongoing: 7})
 	f.tick("chat")
 	replica := func(i int) *warmpathv1.ReplicaStatus { return f.status(t, "chat").GetReplicas()[i] }
-	require.EqualValues(t, 7, replica(0).GetOngoing(), "its own is one of them")
+	require.EqualValues(t, 7, replica(0).GetOngoing(), "the caller's own pick is one of them")
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 	a := d.hosted.Load().router.View().ByID("a")
 	others, _ := a.PeerLoad()
@@ -63,7 +63,7 @@ deployments:
 	require.EqualValues(t, 5000, replica(0).GetKvTokens())
 }
 
-// The count of failed polls does not go back with a reload.
+// The count of failed polls is not reset by a reload.
 func TestFailedPollsAddUp(t *testing.T) {
 	text := func(poll string) string {
 		return "load_interval: 10s\ndeployments: {chat: {replicas: [{id: a, address: '127.0.0.1:1'}]" + poll + "}}"

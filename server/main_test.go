@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("net/http.(*conn).closeWriteAndWait"))
 }
 
-// quiet is a config with one deployment, whose ticker does not get in the way of tests that tick by hand.
+// quiet is a config with one deployment, whose ticker does not interfere with tests that tick by hand.
 const quiet = `
 load_interval: 10s
 deployments:
@@ -98,7 +98,7 @@ func serveFixture(t testing.TB, s *Server) *fixture {
 
 func (f *fixture) deployment(name string) *deployment { return (*f.deployments.Load())[name] }
 
-// settle ends the interval in which clients come over.
+// settle ends the interval in which clients reconnect.
 func (f *fixture) settle(name string) {
 	d := f.deployment(name)
 	d.mu.Lock()
@@ -116,7 +116,7 @@ func (f *fixture) choose(t testing.TB, r *warmpathv1.ChooseReplicaRequest) *warm
 	return a
 }
 
-// soon is a context for what takes no time.
+// soon is a context for operations that take no time.
 func soon(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
@@ -132,7 +132,7 @@ func (f *fixture) ongoing(name string) map[string]int {
 	return all
 }
 
-// deploy returns a deployment of a config that no server has and whose tasks do not run.
+// deploy returns a deployment of a config that belongs to no server and whose tasks do not run.
 func deploy(t testing.TB, c *Config, name string, now func() time.Time) *deployment {
 	t.Helper()
 	d := newDeployment(name, discard, now, func() {}, recorder(t), membership{})

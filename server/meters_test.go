@@ -40,8 +40,8 @@ func measured(t testing.TB, from *sdkmetric.ManualReader) map[string]int64 {
 	return sums
 }
 
-// Every figure of the server's own is 0 before anything has happened, and moves when it does.
-func TestEveryFigureMoves(t *testing.T) {
+// Every metric of the server's own is 0 before anything has happened, and changes when it does.
+func TestEveryMetricMoves(t *testing.T) {
 	reader := sdkmetric.NewManualReader()
 	now := newClock()
 	s, err := New(parse(t, `
@@ -84,7 +84,7 @@ deployments:
 		return all
 	}
 	require.Eventually(t, func() bool { look(); return moved["warmpath.server.polls.failed"] }, 20*time.Second, 5*time.Millisecond)
-	now.advance(2 * time.Minute) // the leases of both are over
+	now.advance(2 * time.Minute) // both leases have expired
 	f.tick("chat")
 	require.Eventually(t, look, 20*time.Second, 5*time.Millisecond, "%v", &moved)
 	for _, name := range []string{
@@ -106,7 +106,7 @@ func (refusingMeter) RegisterCallback(metric.Callback, ...metric.Observable) (me
 	return nil, errors.New("no callbacks")
 }
 
-// A server without its metrics serves, logs why once for each Router, and closes.
+// A server without its metrics serves, logs the cause once for each Router, and closes.
 func TestMetricsThatFail(t *testing.T) {
 	var log bytes.Buffer
 	c := parse(t, quiet)

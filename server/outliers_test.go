@@ -34,13 +34,13 @@ deployments:
     - {id: r4, address: "127.0.0.1:4"}
 `
 
-// shows reports what a client's calls showed of one replica.
+// shows reports the outcomes of a client's calls on one replica.
 func (w *watch) shows(o *warmpathv1.ReplicaOutcomes) {
 	w.t.Helper()
 	require.NoError(w.t, w.stream.Send(&warmpathv1.WatchReplicasRequest{Outcomes: &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{o}}}))
 }
 
-// ejected waits until these replicas are ejected, and no others. It returns those of them that the client is to probe.
+// ejected waits until these replicas are ejected, and no others. It returns those that the client is to probe.
 func (w *watch) ejected(want ...uint32) (probes []uint32) {
 	w.t.Helper()
 	for {
@@ -70,7 +70,8 @@ func (f *fixture) picks(t *testing.T, n int) map[string]int {
 	return counts
 }
 
-// What the calls of one client show ejects a replica for all clients, for the server's own picks, and for those that come later.
+// The outcomes of one client's calls eject a replica for all clients, for the server's own picks, and for later
+// clients.
 func TestOutcomesReachAll(t *testing.T) {
 	for name, o := range map[string]*warmpathv1.ReplicaOutcomes{"failures": {Replica: 2, Failures: 5}, "late": {Replica: 2, Late: 5}} {
 		t.Run(name, func(t *testing.T) {
@@ -87,7 +88,7 @@ func TestOutcomesReachAll(t *testing.T) {
 	}
 }
 
-// The evidence of several clients adds up, and an answer to one of them ends it.
+// The failures of several clients add up, and an answer to one of them resets the count.
 func TestOutcomesAddUp(t *testing.T) {
 	f := start(t, fourReplicas)
 	all := make([]*watch, 6)
@@ -114,7 +115,7 @@ func TestOutcomesAddUp(t *testing.T) {
 }
 
 // Issue 12.38: one principal under several client ids does not keep a healthy replica from others: while others
-// are active it weighs half of the threshold, and one of them probes first.
+// are active it counts for half of the threshold, and one of them probes first.
 func TestOnePrincipalKeepsNoReplicaFromOthers(t *testing.T) {
 	f := start(t, `
 load_interval: 10s
@@ -174,7 +175,7 @@ principals:
 		f.received(t, "good\x00g", n)
 		f.clock.advance(time.Second)
 	}
-	require.NotZero(t, kept, "it weighs something")
+	require.NotZero(t, kept, "its reports have a weight")
 	require.Less(t, kept, total/20)
 }
 
@@ -192,8 +193,8 @@ func (d *deployment) prober(number uint32) string {
 	return d.roster.numbered(number).ejection.prober
 }
 
-// What callers report of their reservations counts.
-func TestCallersOutcomes(t *testing.T) {
+// Outcomes that callers report of their reservations count.
+func TestOutcomesOfReservations(t *testing.T) {
 	f := start(t, fourReplicas)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
 	w.next()
@@ -210,8 +211,9 @@ func TestCallersOutcomes(t *testing.T) {
 	w.ejected(3)
 }
 
-// A half-open replica is probed by one client at a time, until an answer brings it back; turns that are not used go round.
-func TestProbesTakeTurns(t *testing.T) {
+// A half-open replica is probed by one client at a time, until an answer brings it back; the right to probe
+// rotates while it is not used.
+func TestProbesRotate(t *testing.T) {
 	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
 	var all []*watch
 	for i := range 3 {
@@ -241,7 +243,7 @@ func TestProbesTakeTurns(t *testing.T) {
 		f.advance(2 * time.Second)
 		require.Equal(t, id, prober())
 	}
-	all[(index+1)%3].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1}) // not its turn
+	all[(index+1)%3].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Successes: 1}) // it is not the prober
 	all[index].shows(&warmpathv1.ReplicaOutcomes{Replica: 2, Failures: 1})
 	require.Eventually(t, func() bool {
 		f.tick("chat")
@@ -258,8 +260,8 @@ func TestProbesTakeTurns(t *testing.T) {
 	require.False(t, d.ejects(2))
 }
 
-// A caller's word that the first message came is an answer: the probe is not held up by a long stream.
-func TestCallersProbes(t *testing.T) {
+// A caller's report of the first message is an answer: a long stream does not delay the end of the probe.
+func TestProbesByReservations(t *testing.T) {
 	f := start(t, fourReplicas)
 	reserve := func() string {
 		return f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Excluded: []string{"r1", "r2", "r4"}}).GetReservation().GetId()
@@ -289,7 +291,7 @@ func TestCallersProbes(t *testing.T) {
 	require.Equal(t, outlier.SlowStart, state())
 }
 
-// Silence is no answer: a lease without reports brings no replica back.
+// A lease without reports is no answer: it brings no replica back.
 func TestLeasesWithoutOutcomesProveNothing(t *testing.T) {
 	f := start(t, fourReplicas)
 	d := f.deployment("chat")
@@ -319,7 +321,7 @@ func TestTooManyOutcomes(t *testing.T) {
 	}
 }
 
-// A deployment with ejection disabled takes back what it has ejected, and ejects nothing.
+// A deployment with ejection disabled clears its ejections, and ejects nothing.
 func TestOutcomesWhereEjectionIsDisabled(t *testing.T) {
 	f := start(t, fourReplicas)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})
@@ -350,7 +352,7 @@ func TestMetricsOfOutliers(t *testing.T) {
 
 	var all metricdata.ResourceMetrics
 	require.NoError(t, reader.Collect(t.Context(), &all))
-	got := map[string]string{} // the condition, by deployment and replica
+	got := map[string]string{} // the state, by deployment and replica
 	states := map[string]int64{}
 	for _, scope := range all.ScopeMetrics {
 		for _, m := range scope.Metrics {
@@ -376,16 +378,16 @@ func TestMetricsOfOutliers(t *testing.T) {
 	require.Equal(t, map[string]int64{"chat/ready": 3, "chat/ejected": 1, "code/ready": 1}, states)
 }
 
-// Each client is asked once whether it accuses the replica, and those that do come last.
+// Each client is examined once for its reports against the replica; clients with such reports come last.
 func TestProbersInOrder(t *testing.T) {
 	l := ledger{roster: new(roster)}
 	for i := range 100 {
 		l.open(fmt.Sprintf("%02d", i), time.Time{})
 	}
-	asked := 0
-	accuses := func(c *client) bool { asked++; return c.id < "10" }
+	calls := 0
+	accuses := func(c *client) bool { calls++; return c.id < "10" }
 	require.Equal(t, "10", l.nextProber(1, "", accuses))
-	require.Equal(t, 100, asked)
+	require.Equal(t, 100, calls)
 	require.Equal(t, "00", l.nextProber(1, "99", accuses))
 }
 

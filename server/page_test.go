@@ -70,7 +70,7 @@ func password(token string) func(*http.Request) {
 	return func(r *http.Request) { r.SetBasicAuth("any", token) }
 }
 
-// The page shows the status, loads nothing from elsewhere, and escapes what configs name.
+// The page shows the status, loads nothing from other hosts, and escapes the names of configs.
 func TestPage(t *testing.T) {
 	s := serve(t, pageConfig, nil)
 	for range 3 {
@@ -144,7 +144,7 @@ func TestPageIsLive(t *testing.T) {
 	}
 }
 
-// Principals see what their status has, and streams end with their principal.
+// Principals see what their status contains, and streams end with their principal.
 func TestPageHasPrincipals(t *testing.T) {
 	s := serve(t, pagePrincipals, nil)
 	for _, change := range []func(*http.Request){nil, password("wrong-0123456789abcdef"), func(r *http.Request) { r.Header.Set("Authorization", "Basic ?") }} {
@@ -179,7 +179,7 @@ func TestPageHasPrincipals(t *testing.T) {
 	require.NoError(t, events.Err(), "the server ends the stream")
 }
 
-// The form asks as PICK_MODE_QUERY does: for the same request the same answer, of which the policy learns nothing.
+// The form picks like PICK_MODE_QUERY: the same answer for the same request, without a change of the policy.
 func TestPageExplains(t *testing.T) {
 	s := serve(t, pageConfig, nil)
 	prompt := strings.Repeat("a long prompt that one replica has cached. ", 200)
@@ -198,17 +198,17 @@ func TestPageExplains(t *testing.T) {
 		return answer
 	}
 	require.Contains(t, explain(http.StatusOK, nil, "deployment", "chat", "prompt", prompt), "decides: rendezvous")
-	require.Contains(t, explain(http.StatusOK, nil, "deployment", "chat", "prompt", prompt), "decides: rendezvous", "the question is not learned")
-	for _, asked := range []string{prompt, chat} {
-		body, key := asked, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: asked}}
-		if asked == chat {
+	require.Contains(t, explain(http.StatusOK, nil, "deployment", "chat", "prompt", prompt), "decides: rendezvous", "the query is not learned")
+	for _, input := range []string{prompt, chat} {
+		body, key := input, &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_Text{Text: input}}
+		if input == chat {
 			code, _ := s.post(t, body)
 			require.Equal(t, http.StatusOK, code)
 		} else {
 			_, err := s.routing.ChooseReplica(metadata.NewOutgoingContext(soon(t), nil), &warmpathv1.ChooseReplicaRequest{Deployment: "chat", Key: key})
 			require.NoError(t, err)
 		}
-		answer := explain(http.StatusOK, nil, "deployment", "chat", "prompt", asked)
+		answer := explain(http.StatusOK, nil, "deployment", "chat", "prompt", input)
 		require.Contains(t, answer, "decides: prefix_match")
 		require.Equal(t, 2, strings.Count(answer, `<tr><th scope="row">`), "all candidates have scores")
 	}

@@ -23,7 +23,7 @@ deployments:
     - {id: other, address: "10.0.0.4:1", role: decode, pair: z}
 `
 
-// decoding has each replica that decodes serve 20 requests, which makes a prefill there expensive.
+// decoding has each decode replica serve 20 requests, which makes a prefill there expensive.
 func decoding(t *testing.T, f *fixture) {
 	for _, id := range []string{"d", "e", "other"} {
 		for range 20 {
@@ -81,7 +81,7 @@ func TestChoosePairs(t *testing.T) {
 	require.Equal(t, idle, f.whole())
 }
 
-// An engine may refuse what is not split: then no comparison is made.
+// An engine may refuse a request that is not split: then costs are not compared.
 func TestChoosePairOnly(t *testing.T) {
 	f := start(t, apart)
 	r := asPair(query)
@@ -122,7 +122,7 @@ func TestChooseDecodeLeg(t *testing.T) {
 	}
 }
 
-// What is only counted ends by time: the prefill leg when its prompt does.
+// A counted pick ends by time: the prefill leg when its prompt does.
 func TestCountedPairs(t *testing.T) {
 	f := start(t, apart)
 	decoding(t, f)

@@ -94,7 +94,7 @@ func newCluster(t testing.TB, n int, config string) *clusterOf {
 	return c
 }
 
-// start starts server i, in the place of one that ended without a word.
+// start starts server i, in the place of one that ended without leaving.
 func (c *clusterOf) start(i int) {
 	c.lives++
 	if old := c.servers[i]; old != nil {
@@ -178,7 +178,7 @@ func (w *watcher) holds(t testing.TB, number uint64, lines map[uint32]replicaLoa
 	require.NoError(t, w.reported(&warmpathv1.ReservationReport{Number: number, Loads: loads, Complete: true}))
 }
 
-// Whatever is lost on the way, and whichever servers are restarted: once messages arrive again, every server shows the
+// Whatever is lost on the way, and whichever servers restart: once messages arrive again, every server shows the
 // same load, which is the sum of what the clients hold and of the picks.
 func TestClusterConverges(t *testing.T) {
 	for seed := range uint64(20) {
@@ -215,7 +215,7 @@ func TestClusterConverges(t *testing.T) {
 			numbers[i]++
 			clients[i].holds(t, numbers[i], held[i])
 		}
-		c.ticks(45) // a gap shows within a second, a server that ended without a word after three
+		c.ticks(45) // a gap shows within a second, a server that ended without leaving after three
 		want := make(map[string]replicaLoad)
 		for i, d := range c.servers {
 			for n, l := range held[i] {
@@ -268,7 +268,7 @@ func TestClusterSnapshot(t *testing.T) {
 	state, _ := rt.Outliers().State(rt.Outlier(rt.View().ByID("c")))
 	require.Equal(t, outlier.Ejected, state)
 
-	// What a replica reports to one server all have, and it leaves everywhere.
+	// All servers have what a replica reports to one, and the replica leaves all of them.
 	leave := &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "10.0.0.9:1"}, Leaving: true}
 	c.servers[0].update(func(x *sources) (changed bool) {
 		m, err := decodeReplica(leave.GetReplica())
@@ -293,7 +293,7 @@ func register(t testing.TB, d *deployment, address string) {
 	require.NoError(t, err)
 }
 
-// A server that is cut off goes on with what it has, and the rest without it; when it is back, all agree again.
+// A partitioned server goes on with what it has, and the others without it; when it is back, all agree again.
 func TestClusterHealsAPartition(t *testing.T) {
 	c := newCluster(t, 3, clustered)
 	c.ticks(3)
@@ -317,7 +317,8 @@ func TestClusterHealsAPartition(t *testing.T) {
 	}
 }
 
-// Each replica's KV events are followed by exactly one server, which publishes the superblocks; others take its place.
+// Exactly one server follows each replica's KV events and publishes the superblocks; another server takes its
+// place.
 func TestClusterFollowsEventsOnce(t *testing.T) {
 	c := newCluster(t, 3, clustered)
 	c.ticks(25)
@@ -347,7 +348,7 @@ func TestClusterFollowsEventsOnce(t *testing.T) {
 	for _, d := range c.servers {
 		require.Equal(t, 12, d.hosted.Load().index.size())
 	}
-	for range 35 { // it is silent for three seconds
+	for range 35 { // it sends nothing for three seconds
 		c.tick(func(from, to *wireEnd) bool { return from == c.ends[0] || to == c.ends[0] })
 	}
 	c.start(0)
@@ -371,5 +372,5 @@ func TestClusterSharesRoutes(t *testing.T) {
 	c.ticks(2)
 	require.Equal(t, 2, c.servers[1].hosted.Load().index.size())
 	c.ticks(3)
-	require.Equal(t, 2, c.servers[0].hosted.Load().index.size(), "it does not come back")
+	require.Equal(t, 2, c.servers[0].hosted.Load().index.size(), "the route is not repeated")
 }

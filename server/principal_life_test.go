@@ -44,7 +44,7 @@ func TestTokensAreReadAgain(t *testing.T) {
 	require.Equal(t, codes.Unauthenticated, code("zzzzzzzzzzzzzzzz"))
 	require.Equal(t, codes.ResourceExhausted, code("third-0123456789"), "after the reload, too")
 	require.Error(t, f.Update(parse(t, strings.Replace(text, "tokens", "missing", 1))))
-	require.Equal(t, codes.Unauthenticated, code("zzzzzzzzzzzzzzzz"), "nothing of a refused config counts")
+	require.Equal(t, codes.Unauthenticated, code("zzzzzzzzzzzzzzzz"), "a refused config changes nothing")
 	f.clock.advance(time.Second)
 	f.tick("chat")
 	require.Equal(t, codes.OK, code("third-0123456789"))
@@ -66,7 +66,7 @@ deployments: {chat: {register: true}, code: {register: true}}
 	f := start(t, text)
 	watches := make(map[string]grpc.BidiStreamingClient[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse])
 	chooses := make(map[string]grpc.BidiStreamingClient[warmpathv1.ChooseReplicasRequest, warmpathv1.ChooseReplicasResponse])
-	asked := func(name, deployment string) codes.Code {
+	pick := func(name, deployment string) codes.Code {
 		t.Helper()
 		require.NoError(t, chooses[name].Send(&warmpathv1.ChooseReplicasRequest{Choose: &warmpathv1.ChooseReplicaRequest{Deployment: deployment}}))
 		m, err := chooses[name].Recv()
@@ -88,14 +88,14 @@ deployments: {chat: {register: true}, code: {register: true}}
 		require.NoError(t, err)
 		chooses[name], err = f.with(t, token).ChooseReplicas(soon(t))
 		require.NoError(t, err)
-		require.Equal(t, codes.OK, asked(name, deployment))
+		require.Equal(t, codes.OK, pick(name, deployment))
 	}
 	ends := func(name string, want codes.Code) {
 		t.Helper()
 		if want == codes.PermissionDenied { // of one deployment: the stream may name another
-			require.Equal(t, want, asked(name, "chat"))
+			require.Equal(t, want, pick(name, "chat"))
 		} else {
-			_, err := chooses[name].Recv() // and nothing was asked
+			_, err := chooses[name].Recv() // without any request
 			require.Equal(t, want, status.Code(err), "%s: %v", name, err)
 		}
 		var err error
@@ -118,9 +118,9 @@ deployments: {chat: {register: true}, code: {register: true}}
 	dir.write("tokens", []byte("kept-0123456789a\nnext-0123456789a\n"))
 	ends("lost", codes.Unauthenticated)
 	for name, deployment := range map[string]string{"less elsewhere": "code", "same": "chat", "kept": "chat"} {
-		require.Equal(t, codes.OK, asked(name, deployment), name)
+		require.Equal(t, codes.OK, pick(name, deployment), name)
 	}
-	require.Equal(t, codes.PermissionDenied, asked("less elsewhere", "chat"))
+	require.Equal(t, codes.PermissionDenied, pick("less elsewhere", "chat"))
 	_, err := f.deployment("chat").register(new(warmpathv1.RegisterRequest), replicaAt("s", "s:1"))
 	require.NoError(t, err)
 	_, err = watches["same"].Recv()
@@ -130,12 +130,12 @@ deployments: {chat: {register: true}, code: {register: true}}
 	open := text[:strings.Index(text, "principals:")] + text[strings.Index(text, "deployments: {chat:"):]
 	require.NoError(t, f.Update(parse(t, open)))
 	ends("same", codes.Unauthenticated)
-	opened("anyone", "whatever", "chat")
+	opened("no token", "whatever", "chat")
 	require.NoError(t, f.Update(parse(t, text)))
-	ends("anyone", codes.Unauthenticated)
+	ends("no token", codes.Unauthenticated)
 }
 
-func TestCallersAreBounded(t *testing.T) {
+func TestPrincipalsAreBounded(t *testing.T) {
 	f := start(t, `
 max_connections: 6
 max_reservations: 8
@@ -207,8 +207,8 @@ principals:
 	require.NoError(t, err, "others have their own")
 }
 
-// A deadline on a stream does not let its caller send faster than its rate.
-func TestADeadlineIsNoWayRoundTheRate(t *testing.T) {
+// A deadline on a stream does not let its principal send faster than its rate.
+func TestDeadlineDoesNotAvoidTheRate(t *testing.T) {
 	f := start(t, "principals: [{name: slow, token: slow-0123456789abc, rate: 2}]\n"+quiet)
 	f.authenticator.principals["slow"].rules.Load().limiter.SetLimit(1e-6) // but for the burst
 	stream, err := f.with(t, "slow-0123456789abc").ChooseReplicas(soon(t))
@@ -220,7 +220,7 @@ func TestADeadlineIsNoWayRoundTheRate(t *testing.T) {
 	require.Equal(t, codes.ResourceExhausted, status.Code(err), "%v", err)
 }
 
-// One caller whose watches come and go, each under another name, does not keep others from watching.
+// One principal whose watches come and go, each under another name, does not keep others from watching.
 func TestWatchesThatComeAndGo(t *testing.T) {
 	f := start(t, `
 load_interval: 10s
@@ -251,7 +251,7 @@ deployments: {chat: {register: true}, code: {register: true}}
 	}
 	require.Equal(t, codes.ResourceExhausted, watch(evilToken, "chat"))
 	names = 3
-	require.Equal(t, codes.OK, watch(evilToken, "chat"), "it replaces its own account")
+	require.Equal(t, codes.OK, watch(evilToken, "chat"), "the new watch replaces an account of its own principal")
 	require.Equal(t, codes.ResourceExhausted, watch(evilToken, "chat"))
 	require.Equal(t, codes.OK, watch(goodToken, "chat"))
 	f.clock.advance(time.Minute)
@@ -264,7 +264,7 @@ deployments: {chat: {register: true}, code: {register: true}}
 	require.Equal(t, int64(1), f.authenticator.principals["evil"].accounts.Load(), "what was in a deployment that is gone")
 }
 
-// A reload with the same files keeps their watches, and each list of files begins with one reading.
+// A reload with the same files keeps their watches, and each list of files is read once at first.
 func TestFilesOfTokensAreWatchedOnce(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("a", []byte("first-0123456789"))

@@ -238,8 +238,8 @@ func proto64(t testing.TB) *warmpathv1.ChooseReplicaRequest {
 	return &warmpathv1.ChooseReplicaRequest{Deployment: "chat", Key: k, Mode: query}
 }
 
-// What callers name themselves does not meet what others name so.
-func TestCallersAreApart(t *testing.T) {
+// Ids that one principal chooses do not meet the same ids of another.
+func TestPrincipalsAreApart(t *testing.T) {
 	f := startTenants(t)
 	reserve := &warmpathv1.ChooseReplicaRequest{
 		Deployment: "chat", Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Key: &warmpathv1.RequestKey{RequestId: "same"},
@@ -320,7 +320,7 @@ func TestCallsWithoutPermissionAreNotRead(t *testing.T) {
 	require.Equal(t, codes.Unauthenticated, status.Code(stream.RecvMsg(new(warmpathv1.ChooseReplicaResponse))))
 }
 
-// previews counts how often the policy "previews" is asked what it would choose.
+// previews counts the previews of the policy "previews".
 var previews atomic.Int64
 
 func init() {

@@ -73,10 +73,10 @@ func TestRegister(t *testing.T) {
 	f.clock.advance(3 * time.Second)
 	f.tick("chat")
 	l := w.next().GetLoad()
-	require.Equal(t, map[uint32]replicaLoad{2: {6, 10}}, columns(l.GetLoads()), "it has been silent for three seconds")
+	require.Equal(t, map[uint32]replicaLoad{2: {6, 10}}, columns(l.GetLoads()), "no heartbeat for three seconds")
 	require.Equal(t, []uint32{2}, l.GetStale())
 
-	// It leaves by itself, or when its lease ends.
+	// A replica leaves by a call, or when its lease ends.
 	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: "s:1"}, LeaseMs: 500})
 	require.Equal(t, []string{"fixed", "r", "s:1"}, ids())
 	f.clock.advance(500 * time.Millisecond)
@@ -85,7 +85,7 @@ func TestRegister(t *testing.T) {
 	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "r:1"}, Leaving: true})
 	require.Equal(t, []string{"fixed"}, ids())
 
-	// A replica of the config speaks for itself, and does not go when it is silent.
+	// A replica of the config reports its own state, and stays without heartbeats.
 	beat(&warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "fixed", Address: "elsewhere:1", Draining: true}})
 	require.True(t, f.deploymentMembers("chat")[0].Draining)
 	require.Equal(t, "f:1", f.deploymentMembers("chat")[0].Address)

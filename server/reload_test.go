@@ -74,7 +74,7 @@ func init() {
 	})
 }
 
-// A config that a deployment cannot take is an error, and nothing of it is in force: neither there nor elsewhere.
+// A config that a deployment cannot take is an error, and nothing of it comes into force, in any deployment.
 func TestReloadThatFails(t *testing.T) {
 	const two = reloaded + "  other: {policy: {round_robin: {}}, target: \"dns:///127.0.0.1:1\"}\n"
 	f := start(t, two)
@@ -93,7 +93,7 @@ func TestReloadThatFails(t *testing.T) {
 	require.Equal(t, "dns:///127.0.0.1:2", f.deployment("other").sources.config.Target)
 }
 
-// A new policy begins with the fleet: no pick fails while it comes into force.
+// A new policy starts with the fleet: no pick fails while it comes into force.
 func TestReloadFailsNoPick(t *testing.T) {
 	text := func(policy string) string { return manyReplicas(2000) + "    policy: {" + policy + ": {}}\n" }
 	configs := []*Config{parse(t, text("round_robin")), parse(t, text("power_of_two_choices"))}
@@ -158,7 +158,7 @@ func TestReloadKeepsTheLoadOfReservations(t *testing.T) {
 	require.Equal(t, "a", idlest())
 }
 
-// A replica that was ejected is probed under the new policy, and not used as a healthy one.
+// An ejected replica is probed under the new policy, and not used as a healthy one.
 func TestReloadKeepsEjections(t *testing.T) {
 	f := start(t, fourReplicas)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "a"})

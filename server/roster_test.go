@@ -13,7 +13,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// apply is what a client does with an update.
+// apply applies an update as a client does.
 func apply(known map[uint32]*warmpathv1.Replica, u *warmpathv1.FleetUpdate) {
 	if u.GetSnapshot() {
 		clear(known)
@@ -58,7 +58,7 @@ func TestRosterUpdatesFromAnyVersion(t *testing.T) {
 		}
 	}
 	require.Nil(t, r.since(r.version))
-	require.True(t, r.since(r.version+1).GetSnapshot(), "a version of another life")
+	require.True(t, r.since(r.version+1).GetSnapshot(), "a version of another incarnation")
 	require.LessOrEqual(t, len(r.left), maxDepartures)
 	require.Positive(t, r.forgot)
 	require.True(t, r.since(r.forgot-1).GetSnapshot())

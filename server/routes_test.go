@@ -29,7 +29,7 @@ func superblocks(prompt []uint64) (all []uint64) {
 	return all
 }
 
-func asked(hashes []uint64) *warmpathv1.ChooseReplicaRequest {
+func pickOf(hashes []uint64) *warmpathv1.ChooseReplicaRequest {
 	return &warmpathv1.ChooseReplicaRequest{
 		Mode: warmpathv1.PickMode_PICK_MODE_QUERY,
 		Key: &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_BlockHashes{BlockHashes: &warmpathv1.BlockHashes{
@@ -65,7 +65,7 @@ func TestRoutesAreShared(t *testing.T) {
 	require.Equal(t, sent, changes[0].GetStored())
 	require.True(t, changes[0].GetRouted())
 
-	a := f.choose(t, asked(hashes))
+	a := f.choose(t, pickOf(hashes))
 	require.Equal(t, "b", a.GetReplica().GetId())
 	require.EqualValues(t, 2048, a.GetDecision().GetMatchedTokens())
 
@@ -85,11 +85,11 @@ deployments:
 func TestOwnPicksAreShared(t *testing.T) {
 	f := start(t, silent)
 	hashes := blockHashes(make([]uint32, 1024), 16)
-	ask := asked(hashes)
+	ask := pickOf(hashes)
 	f.choose(t, ask)
 	f.tick("chat")
 	d := f.deployment("chat")
-	require.Zero(t, d.hosted.Load().index.size(), "a question is no route")
+	require.Zero(t, d.hosted.Load().index.size(), "a query is no route")
 	ask.Mode = warmpathv1.PickMode_PICK_MODE_COUNT
 	ask.Excluded = []string{"c"}
 	to := f.choose(t, ask).GetReplica().GetId()
@@ -126,7 +126,7 @@ func TestRoutesAreBounded(t *testing.T) {
 	for i := range uint64(1000) {
 		take([]router.Route{{Replica: "a", Superblocks: []uint64{1, 2, 100 + i, 10_000 + i}}, {Replica: "b", Superblocks: []uint64{7}}})
 		require.LessOrEqual(t, len(held), 10)
-		require.True(t, held[1] && held[2], "the beginning that all share stays")
+		require.True(t, held[1] && held[2], "the prefix that all share stays")
 	}
 	long := make([]uint64, 50)
 	for i := range long {

@@ -17,7 +17,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Shutdown sends streams away and lets what is under way end.
+// Shutdown ends streams, and lets calls under way end.
 func TestShutdown(t *testing.T) {
 	f := start(t, several)
 	w := f.watch(t, &warmpathv1.WatchStart{Deployment: "chat", ClientId: "x"})
@@ -36,7 +36,7 @@ func TestShutdown(t *testing.T) {
 	f.Close()
 }
 
-func TestShutdownIsNotHeldUp(t *testing.T) {
+func TestShutdownIsNotDelayed(t *testing.T) {
 	f := start(t, quiet)
 	_, err := f.pb.WatchReplicas(soon(t)) // and sends nothing
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func TestGarbage(t *testing.T) {
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{})
 }
 
-// raw sends bytes as they are.
+// raw sends bytes unchanged.
 type raw struct{}
 
 func (raw) Name() string { return "proto" }
@@ -143,7 +143,7 @@ func TestShutdownBeforeServe(t *testing.T) {
 	require.NoError(t, s.Serve(lis))
 }
 
-// A request over HTTP that does not end holds up no gRPC call: its connections are sent away at once.
+// A request over HTTP that does not end delays no gRPC call: gRPC connections end at once.
 func TestShutdownOfBothEndpoints(t *testing.T) {
 	f := start(t, "http: {listen: '127.0.0.1:0', read_timeout: 1h}\n"+quiet)
 	lis, err := net.Listen("tcp", "127.0.0.1:0")

@@ -24,7 +24,8 @@ func (f *fixture) status(t testing.TB, deployment string) *warmpathv1.Deployment
 	return a.GetDeployments()[0]
 }
 
-// A replica has its role in the status, and the reason why there are no KV events before the first connection too.
+// A replica has its role in the status, and the reason why there are no KV events, also before the first
+// connection.
 func TestStatusOfARole(t *testing.T) {
 	f := start(t, `
 deployments:
@@ -91,7 +92,7 @@ deployments:
 	require.Equal(t, codes.NotFound, status.Code(err))
 }
 
-// What watchers are sent is counted.
+// The updates sent to watchers are counted.
 func TestStatusCountsTheBroadcast(t *testing.T) {
 	f := start(t, quiet)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "w", Load: true})
@@ -145,7 +146,7 @@ deployments:
 	require.LessOrEqual(t, matched, predicted)
 }
 
-// A custom policy that makes up a reason for each request fills no table.
+// A custom policy with a new reason for each request fills no table.
 func TestDecisionsAreBounded(t *testing.T) {
 	n := tally{decisions: make(map[decided]uint64)}
 	for i := range 10 * maxKinds {

@@ -41,7 +41,7 @@ deployments:
 	require.NoError(t, err)
 	f.advance(time.Millisecond)
 	_, err = s.Get(ctx, "k")
-	require.ErrorIs(t, err, policy.ErrNotFound, "its time is over, however short")
+	require.ErrorIs(t, err, policy.ErrNotFound, "it has expired, however short its time")
 	require.NoError(t, s.Delete(ctx, "k"))
 
 	_, err = s.Set(ctx, "k", make([]byte, 64<<10+1), 0)

@@ -36,7 +36,7 @@ func TestStream(t *testing.T) {
 	held := next(9).GetChosen().GetReservation()
 	require.NotEmpty(t, held.GetId())
 
-	// One that waits does not hold up the others; what is reported on the same stream makes room for it.
+	// A request that waits does not delay the others; a report on the same stream makes room for it.
 	ask(10, &warmpathv1.ChooseReplicaRequest{Deployment: "code", Mode: reserve, WaitMs: 60_000})
 	ask(11, &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
 	next(11)
@@ -70,7 +70,7 @@ func TestStreamEndsWithItsWaiters(t *testing.T) {
 }
 
 // A request that waits while a reload takes the deployment away from its principal fails, and reserves nothing.
-func TestAWaiterThatLosesTheDeployment(t *testing.T) {
+func TestWaiterWithoutItsDeployment(t *testing.T) {
 	text := "principals: [{name: one, token: xxxxxxxxxxxxxxxx, deployments: [chat, code]}, {name: two, token: yyyyyyyyyyyyyyyy}]\n" + several
 	f := start(t, text)
 	y := f.with(t, "yyyyyyyyyyyyyyyy")

@@ -16,13 +16,13 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// rounds is a resolver that has another result every time it is asked. It cannot be built at first.
+// rounds is a resolver with another result in every call. It cannot be built at first.
 type rounds struct {
 	resolver.ClientConn
 
 	mu     sync.Mutex // guards the counts
 	builds int
-	asked  int
+	calls  int
 	closed int
 }
 
@@ -41,7 +41,7 @@ func (r *rounds) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.Bui
 func (r *rounds) ResolveNow(resolver.ResolveNowOptions) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	switch r.asked++; r.asked {
+	switch r.calls++; r.calls {
 	case 1:
 		r.ReportError(errors.New("cannot be resolved"))
 	case 2:
@@ -59,7 +59,7 @@ func (r *rounds) Close() {
 	r.closed++
 }
 
-// A target's resolver is built once and asked to resolve again in every round. An empty result counts only if it is from
+// A target's resolver is built once and called to resolve again in every round. An empty result counts only if it is from
 // a source that lists all replicas.
 func TestFollowerResolvesAgain(t *testing.T) {
 	r := new(rounds)
@@ -102,7 +102,7 @@ func (r *resolved) Build(_ resolver.Target, cc resolver.ClientConn, o resolver.B
 func (*resolved) ResolveNow(resolver.ResolveNowOptions) {}
 func (*resolved) Close()                                {}
 
-// The replicas of a target stay until the next one has a result. No resolver is asked for a service config.
+// The replicas of a target stay until the next one has a result. No resolver has to return a service config.
 func TestChangeOfTarget(t *testing.T) {
 	one, two := &resolved{scheme: "one", built: make(chan resolver.BuildOptions, 1)}, &resolved{scheme: "two", built: make(chan resolver.BuildOptions, 1)}
 	resolver.Register(one)

@@ -39,7 +39,7 @@ deployments: {chat: {policy: `+policy+`, replicas: [{id: a, address: "10.0.0.1:1
 	before.Mode = count
 	_, err := f.with(t, trustedToken).ChooseReplica(soon(t), before)
 	require.NoError(t, err)
-	f.clock.advance(10e9) // it counts no more
+	f.clock.advance(10e9) // it has expired
 	f.tick("chat")
 	return f
 }
@@ -169,7 +169,7 @@ func TestReasonsThatAreShown(t *testing.T) {
 	}
 }
 
-// The bytes between the servers of a cluster grow with what is cached: they are for trusted principals.
+// The bytes between the servers of a cluster grow with what is cached: only trusted principals see them.
 func TestBytesOfTheClusterAreWithheld(t *testing.T) {
 	opened := cluster.Open
 	defer func() { cluster.Open = opened }()

@@ -61,7 +61,7 @@ deployments:
 	require.Equal(t, [][2]int64{{10, 11}, {1, 1}, {6, 600}}, own())
 
 	three := f.watch(t, &warmpathv1.WatchStart{ClientId: "three", Load: true})
-	require.Empty(t, three.next().GetLoad().GetStale(), "one more changes nothing")
+	require.Empty(t, three.next().GetLoad().GetStale(), "one more client changes nothing")
 }
 
 // When clients come over, a replica that has stopped to report counts as one that never did.
@@ -79,8 +79,8 @@ deployments: {chat: {policy: {kv_aware: {}}, replicas: [{id: a, address: "10.0.0
 	}
 	f.tick("chat")
 	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Load: true})
-	require.Equal(t, []uint32{1, 2}, one.next().GetLoad().GetStale(), "b is silent, c is not yet")
+	require.Equal(t, []uint32{1, 2}, one.next().GetLoad().GetStale(), "b has no report any more, c still has one")
 	f.tick("chat")
 	n, tokens := f.deployment("chat").hosted.Load().router.View().ByID("b").PeerLoad()
-	require.Equal(t, replicaLoad{6, 600}, replicaLoad{int64(n), tokens}, "as loaded as the rest")
+	require.Equal(t, replicaLoad{6, 600}, replicaLoad{int64(n), tokens}, "the mean of the others")
 }

@@ -114,7 +114,7 @@ func TestWatch(t *testing.T) {
 	}
 
 	n, queued = view.ByID("c").PeerLoad()
-	require.Zero(t, n+int(queued), "its own is not that of others")
+	require.Zero(t, n+int(queued), "a client's own load is not its peer load")
 
 	// A client that has ended its watch is counted for a while.
 	f.settle("chat")
@@ -273,7 +273,8 @@ func TestAnEmptyFleetIsSentOnce(t *testing.T) {
 	require.Len(t, more[0].GetFleet().GetReplicas(), 1)
 }
 
-// A deployment that is removed and added again counts its versions anew: a client that has those of before begins anew.
+// A deployment that is removed and added again starts its versions again: a client with the old ones gets a
+// snapshot.
 func TestWatchOfADeploymentThatIsAddedAgain(t *testing.T) {
 	f := start(t, quiet)
 	w := f.watch(t, &warmpathv1.WatchStart{ClientId: "x"})

@@ -59,10 +59,10 @@ func TestFullIsRefusedAtOnce(t *testing.T) {
 			require.Equal(t, codes.ResourceExhausted, status.Code(err))
 			require.ErrorContains(t, err, "max_ongoing_requests")
 			require.Len(t, trailer.Get(warmpathv1.TrailerRejection), 1)
-			var told warmpathv1.Rejection
-			require.NoError(t, proto.Unmarshal([]byte(trailer.Get(warmpathv1.TrailerRejection)[0]), &told))
-			require.EqualValues(t, 2, told.GetOngoing())
-			require.EqualValues(t, 2, told.GetMaxOngoing())
+			var rejection warmpathv1.Rejection
+			require.NoError(t, proto.Unmarshal([]byte(trailer.Get(warmpathv1.TrailerRejection)[0]), &rejection))
+			require.EqualValues(t, 2, rejection.GetOngoing())
+			require.EqualValues(t, 2, rejection.GetMaxOngoing())
 			require.Empty(t, trailer.Get(warmpathv1.TrailerLoad))
 			require.Empty(t, m.entered, "a refused call reached the handler")
 
@@ -82,8 +82,8 @@ func TestFullIsRefusedAtOnce(t *testing.T) {
 	}
 }
 
-// However many come at once, no more than the bound are in the handlers, all that were let in are counted out, and as
-// many callers as there is room for are never refused.
+// However many calls come at once, no more than the bound are in the handlers, every admitted call is counted out,
+// and calls that fit are never refused.
 func TestBound(t *testing.T) {
 	const bound = 4
 	for _, callers := range []int{bound, 4 * bound} {

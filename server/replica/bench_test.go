@@ -17,7 +17,7 @@ func (*transport) SetHeader(metadata.MD) error      { return nil }
 func (*transport) SendHeader(metadata.MD) error     { return nil }
 func (t *transport) SetTrailer(m metadata.MD) error { t.trailer = m; return nil }
 
-// What the interceptor adds to a call, beside what gRPC does to send the trailer.
+// The cost that the interceptor adds to a call, next to gRPC's own for the trailer.
 func BenchmarkUnary(b *testing.B) {
 	engine := func() Load { return Load{Ongoing: 7, Waiting: 3, UncachedTokens: 1234} }
 	for _, c := range []struct {
@@ -49,7 +49,7 @@ func BenchmarkUnary(b *testing.B) {
 	}
 }
 
-// The same over a connection, beside a server without the interceptors.
+// The same over a connection, next to a server without the interceptors.
 func BenchmarkLoopback(b *testing.B) {
 	r, err := New(Config{KVTokens: 281600, Load: func() Load { return Load{Ongoing: 7, Waiting: 3, UncachedTokens: 1234} }})
 	if err != nil {

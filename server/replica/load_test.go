@@ -45,7 +45,7 @@ func decode(t *testing.T, b []byte) map[string]float64 {
 	return got
 }
 
-// What a call carries at its end, when two others are under way.
+// The trailer of a call, while two others are under way.
 func TestLoadInTrailers(t *testing.T) {
 	engine := func(l Load) func() Load { return func() Load { return l } }
 	for name, c := range map[string]struct {
@@ -54,18 +54,18 @@ func TestLoadInTrailers(t *testing.T) {
 	}{
 		"what the interceptors count": {Config{}, map[string]float64{warmpathv1.MetricRunning: 2}},
 		"a bound":                     {bounded(4), map[string]float64{warmpathv1.MetricRunning: 2, "application_utilization": 0.5}},
-		"the engine's word": {
+		"the engine's report": {
 			Config{Load: engine(Load{Ongoing: 7, Waiting: 3, UncachedTokens: 1234}), KVTokens: 281600, Replica: policy.Attributes{MaxOngoing: 14}},
 			map[string]float64{
 				warmpathv1.MetricRunning: 4, warmpathv1.MetricWaiting: 3, warmpathv1.MetricUncachedTokens: 1234,
 				warmpathv1.MetricTokenCapacity: 281600, "application_utilization": 0.5,
 			},
 		},
-		"the engine knows less": {
+		"a partial report": {
 			Config{Load: engine(Load{Waiting: 1, UncachedTokens: -1})},
 			map[string]float64{warmpathv1.MetricRunning: 1, warmpathv1.MetricWaiting: 1},
 		},
-		"the engine contradicts itself": {
+		"a contradictory report": {
 			Config{Load: engine(Load{Waiting: 9})},
 			map[string]float64{warmpathv1.MetricRunning: 0, warmpathv1.MetricWaiting: 9, warmpathv1.MetricUncachedTokens: 0},
 		},
@@ -106,7 +106,8 @@ func TestLoadMayBeOmitted(t *testing.T) {
 	}
 }
 
-// A stream out of band has a report at once and then one every 30 s; it is no call for the model, and drains like a watch.
+// An out-of-band stream has a report at once and then one every 30 s. It does not count as a call of the model,
+// and drains like a watch.
 func TestReportsOutOfBand(t *testing.T) {
 	var queued atomic.Int64
 	r, clock := standing(t, Config{Load: func() Load { return Load{Ongoing: 3, Waiting: 1, UncachedTokens: int(queued.Load())} }})
@@ -132,7 +133,7 @@ func TestReportsOutOfBand(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// A server whose load is left out may have the service of its own.
+// A server without load in its trailers may have a load service of its own.
 func TestNoReportsOutOfBand(t *testing.T) {
 	r, _ := standing(t, Config{OmitLoad: true})
 	conn, _, _ := serve(t, r, newModel())

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// timers are a clock that stands still: what waits for a time waits until a test lets it come.
+// timers is a clock that stands still: a timer waits until a test fires it.
 type timers struct {
 	mu      sync.Mutex
 	waiting []timer
@@ -37,10 +37,10 @@ func (a *timers) after(d time.Duration) <-chan time.Time {
 	return c
 }
 
-// fire waits until somebody waits for a time, and lets it come for the one who asked first.
+// fire waits until a timer of d is set, and fires the first of them.
 func (a *timers) fire(t *testing.T, d time.Duration) {
 	t.Helper()
-	eventually(t, "somebody waits for "+d.String(), func() bool { return a.tryFire(d) })
+	eventually(t, "a timer of "+d.String(), func() bool { return a.tryFire(d) })
 }
 
 func (a *timers) tryFire(d time.Duration) bool {
@@ -55,7 +55,7 @@ func (a *timers) tryFire(d time.Duration) bool {
 	return true
 }
 
-// await waits until so many wait for a time.
+// await waits until n timers of d are set.
 func (a *timers) await(t *testing.T, d time.Duration, n int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d wait for %v", n, d), func() bool {

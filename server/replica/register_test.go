@@ -21,20 +21,20 @@ import (
 // lookaside answers heartbeats as a look-aside server does, and shows them to the test.
 type lookaside struct {
 	warmpathv1.UnimplementedRoutingServiceServer
-	address string
-	heard   chan *warmpathv1.RegisterRequest
-	answer  func() (*warmpathv1.RegisterResponse, error)
-	server  *grpc.Server
+	address    string
+	heartbeats chan *warmpathv1.RegisterRequest
+	answer     func() (*warmpathv1.RegisterResponse, error)
+	server     *grpc.Server
 }
 
 func (l *lookaside) Register(_ context.Context, q *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse, error) {
-	l.heard <- q
+	l.heartbeats <- q
 	return l.answer()
 }
 
 func startLookaside(t *testing.T) *lookaside {
 	t.Helper()
-	l := &lookaside{heard: make(chan *warmpathv1.RegisterRequest, 100)}
+	l := &lookaside{heartbeats: make(chan *warmpathv1.RegisterRequest, 100)}
 	l.answer = func() (*warmpathv1.RegisterResponse, error) {
 		return &warmpathv1.RegisterResponse{LeaseMs: 9000, HeartbeatMs: 2000}, nil
 	}
@@ -54,7 +54,7 @@ func (l *lookaside) start(t *testing.T, lis net.Listener) {
 func (l *lookaside) next(t *testing.T) *warmpathv1.RegisterRequest {
 	t.Helper()
 	select {
-	case q := <-l.heard:
+	case q := <-l.heartbeats:
 		return q
 	case <-time.After(20 * time.Second):
 		require.FailNow(t, "no heartbeat")
@@ -111,7 +111,7 @@ func TestHeartbeatsCarryEverything(t *testing.T) {
 	want.Replica.Adapters = []string{"y", "x"}
 	same(one)
 	same(two)
-	r.SetAdapters([]string{"y", "x"}) // no news
+	r.SetAdapters([]string{"y", "x"}) // no change
 
 	end()
 	want.Replica.Draining = true
@@ -122,11 +122,11 @@ func TestHeartbeatsCarryEverything(t *testing.T) {
 	same(one)
 	same(two)
 	require.NoError(t, <-ended)
-	require.Empty(t, one.heard)
-	require.Empty(t, two.heard)
+	require.Empty(t, one.heartbeats)
+	require.Empty(t, two.heartbeats)
 }
 
-// A server that is gone, and comes back knowing nobody, hears of the replica again.
+// A server that restarts without its registrations gets the replica's again.
 func TestServerRestarts(t *testing.T) {
 	s := startLookaside(t)
 	c := registering(s)
@@ -140,14 +140,14 @@ func TestServerRestarts(t *testing.T) {
 	for range 7 {
 		clock.fire(t, retryAfter)
 	}
-	require.Empty(t, s.heard)
+	require.Empty(t, s.heartbeats)
 
 	back, err := net.Listen("tcp", s.address)
 	require.NoError(t, err)
 	s.start(t, back)
-	eventually(t, "it is heard", func() bool { // gRPC has a backoff of its own
+	eventually(t, "the next heartbeat arrives", func() bool { // gRPC has a backoff of its own
 		clock.tryFire(retryAfter)
-		return len(s.heard) > 0
+		return len(s.heartbeats) > 0
 	})
 	q := s.next(t)
 	require.Equal(t, "a", q.GetReplica().GetId())
@@ -167,13 +167,13 @@ func TestWhenTheNextHeartbeatComes(t *testing.T) {
 		err              error
 		want             time.Duration
 	}{
-		"as the server says": {9000, 1500, nil, 1500 * time.Millisecond},
-		"by the lease":       {9000, 0, nil, 3 * time.Second},
-		"not too often":      {1, 1, nil, minHeartbeat},
-		"nothing is said":    {0, 0, nil, minHeartbeat},
-		"not too seldom":     {1 << 31, 1 << 31, nil, maxHeartbeat},
-		"refused":            {0, 0, status.Error(codes.NotFound, "no deployment"), retryAfter},
-		"not implemented":    {0, 0, status.Error(codes.Unimplemented, "old"), retryAfter},
+		"as the server answers": {9000, 1500, nil, 1500 * time.Millisecond},
+		"by the lease":          {9000, 0, nil, 3 * time.Second},
+		"not too often":         {1, 1, nil, minHeartbeat},
+		"an empty answer":       {0, 0, nil, minHeartbeat},
+		"not too seldom":        {1 << 31, 1 << 31, nil, maxHeartbeat},
+		"refused":               {0, 0, status.Error(codes.NotFound, "no deployment"), retryAfter},
+		"not implemented":       {0, 0, status.Error(codes.Unimplemented, "old"), retryAfter},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := startLookaside(t)

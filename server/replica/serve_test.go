@@ -16,8 +16,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// A call that is under way ends well, calls still come in during the notice, and a health watch, which never ends,
-// holds nothing up.
+// A call under way ends well, calls still come in during the notice, and a health watch, which never ends, delays
+// nothing.
 func TestDrain(t *testing.T) {
 	s := startLookaside(t)
 	r, clock := standing(t, registering(s))
@@ -26,9 +26,9 @@ func TestDrain(t *testing.T) {
 	s.next(t)
 	watch, err := healthpb.NewHealthClient(conn).Watch(within(t), &healthpb.HealthCheckRequest{Service: "grpc.testing.TestService"})
 	require.NoError(t, err)
-	told, err := watch.Recv()
+	answer, err := watch.Recv()
 	require.NoError(t, err)
-	require.Equal(t, healthpb.HealthCheckResponse_SERVING, told.GetStatus())
+	require.Equal(t, healthpb.HealthCheckResponse_SERVING, answer.GetStatus())
 	results := make(chan error, 2)
 	call := func() {
 		go func() { _, err := calls["unary"](within(t), conn); results <- err }()
@@ -38,12 +38,12 @@ func TestDrain(t *testing.T) {
 
 	end()
 	require.True(t, s.next(t).GetReplica().GetDraining())
-	told, err = watch.Recv()
+	answer, err = watch.Recv()
 	require.NoError(t, err)
-	require.Equal(t, healthpb.HealthCheckResponse_NOT_SERVING, told.GetStatus())
+	require.Equal(t, healthpb.HealthCheckResponse_NOT_SERVING, answer.GetStatus())
 	call()
 	clock.fire(t, time.Second)
-	require.Empty(t, s.heard, "two calls are under way: it does not leave")
+	require.Empty(t, s.heartbeats, "two calls are under way: it does not leave")
 	close(m.release)
 	require.NoError(t, <-results)
 	require.NoError(t, <-results)
