@@ -12,8 +12,8 @@ import (
 )
 
 // Over HTTP a call without a token is refused, and one with a token sees its own deployments only. Health needs no token.
-func TestHTTPCallers(t *testing.T) {
-	d := openDoor(t, withHTTP+"principals: [{name: proxy, token: proxy-0123456789abcd, deployments: [chat]}]\n"+quiet+
+func TestHTTPPrincipals(t *testing.T) {
+	d := startHTTP(t, withHTTP+"principals: [{name: proxy, token: proxy-0123456789abcd, deployments: [chat]}]\n"+quiet+
 		"  code: {replicas: [{id: z, address: '10.0.0.9:1'}]}\n", discard)
 	const known = "Bearer proxy-0123456789abcd"
 	for _, tt := range []struct {

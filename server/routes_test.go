@@ -78,7 +78,7 @@ deployments:
 `)))
 	f.tick("chat")
 	require.Zero(t, d.hosted.Load().index.size(), "now it publishes events")
-	require.Zero(t, f.choose(t, asked(hashes)).GetDecision().GetMatchedTokens())
+	require.Zero(t, f.choose(t, pickOf(hashes)).GetDecision().GetMatchedTokens())
 }
 
 // The server's picks are broadcast to watchers.
