@@ -8,9 +8,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/lab/race"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -18,6 +21,7 @@ import (
 const (
 	turnOutput = 100
 	turnInput  = 300
+	long       = 24 * time.Hour // of engine time, which runs 50 times as fast as the clock
 )
 
 // kvTurns is a prompt that grows.
@@ -40,14 +44,19 @@ func (c *kvTurns) next(ctx context.Context) (received, computed int) {
 	id := fmt.Sprint(c.name, " ", c.turns)
 	_, err := c.f.turn(ctx, id, c.prompt, turnOutput)
 	require.NoError(c.t, err)
+	c.goOn(id)
+	after, has := c.f.prefilled()
+	return after - before, has - had
+}
+
+// goOn puts the answer to a turn, and what comes behind it, into the prompt.
+func (c *kvTurns) goOn(id string) {
 	c.turns++
 	input := workload.OutputSeed("input behind " + id)
 	c.prompt = append(c.prompt, kvOutput(id, turnOutput)...)
 	for i := range turnInput {
 		c.prompt = append(c.prompt, workload.Token(input, i))
 	}
-	after, has := c.f.prefilled()
-	return after - before, has - had
 }
 
 // prefilled is what the prefill engines have got and computed.
@@ -77,7 +86,7 @@ var nixlFlows = kvFlows[:3]
 func TestTurnsArePulled(t *testing.T) {
 	for _, flow := range nixlFlows {
 		t.Run(flow.name, func(t *testing.T) {
-			f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 2, keep: time.Hour})
+			f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 2, lease: long, keep: long})
 			session := client.NewSession("s")
 			for name, ctx := range map[string]context.Context{
 				"string": client.WithSession(deadline(t), "of a string"), "session": client.WithSession(deadline(t), session),
@@ -104,7 +113,7 @@ func TestTurnsArePulled(t *testing.T) {
 
 // Nothing is pulled if the tokens, the session, the pair or the engine's life differ, and the output is right.
 func TestTurnsAreNotPulled(t *testing.T) {
-	f := startKVFleet(t, nixlFlows[0], kvOptions{prefills: 2, decodes: 2, keep: time.Hour,
+	f := startKVFleet(t, nixlFlows[0], kvOptions{prefills: 2, decodes: 2, lease: long, keep: long,
 		pair: func(id string) string { return "r" + id[1:] },
 	})
 	final := metadata.Pairs("x-dynamo-session-id", "s5", "x-dynamo-session-final", "true")
@@ -169,7 +178,7 @@ func TestTurnsAreNotPulled(t *testing.T) {
 func TestTurnsThatAreGone(t *testing.T) {
 	for _, flow := range nixlFlows {
 		t.Run(flow.name, func(t *testing.T) {
-			f := startKVFleet(t, flow, kvOptions{prefills: 2, decodes: 2, keep: time.Nanosecond})
+			f := startKVFleet(t, flow, kvOptions{prefills: 2, decodes: 2, lease: long, keep: time.Microsecond})
 			ctx := client.WithSession(deadline(t), "s")
 			c := f.turns(t, "expired")
 			c.next(ctx)
@@ -180,9 +189,10 @@ func TestTurnsThatAreGone(t *testing.T) {
 			_, after, _ := f.sums()
 			require.Equal(t, before+2, after, "the prefill leg is repeated, without it")
 			f.nothingReserved()
+			f.nothingReserved()
 		})
 		t.Run(flow.name+" dead", func(t *testing.T) {
-			o := kvOptions{prefills: 2, decodes: 2, keep: time.Hour}
+			o := kvOptions{prefills: 2, decodes: 2, lease: long, keep: long}
 			f := startKVFleet(t, flow, o)
 			ctx := client.WithSession(deadline(t), "s")
 			c := f.turns(t, "dead")
@@ -198,6 +208,53 @@ func TestTurnsThatAreGone(t *testing.T) {
 			c.next(ctx)
 			received, _ = c.next(ctx)
 			require.Positive(t, received)
+		})
+	}
+}
+
+// Engines die and come back, and turns expire, while conversations go on: no answer is wrong, and no call is lost that
+// has none of its own.
+func TestTurnsUnderLoad(t *testing.T) {
+	calm := race.Of[int64](24, 6) // turns between two deaths
+	for _, flow := range []kvFlow{kvFlows[0], kvFlows[2]} {
+		t.Run(flow.name, func(t *testing.T) {
+			t.Parallel()
+			o := kvOptions{prefills: 2, decodes: 2, lease: 3 * time.Minute, keep: 3 * time.Minute,
+				config: `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","quarantine_ttl":"off","max_attempts":8}`}
+			f := startKVFleet(t, flow, o) // both engines of a call may die, and what it pulls expire
+			all := make([]*kvTurns, 4)
+			turns := startLoad(t, len(all), func(w, i int) {
+				c := all[w]
+				if c == nil || c.turns > 5 {
+					c = f.turns(t, fmt.Sprint(i, " of ", w))
+					all[w] = c
+				}
+				id := fmt.Sprint(c.name, " ", i)
+				messages, err := f.turn(client.WithSession(deadlineOf(time.Minute), c.name), id, c.prompt, turnOutput)
+				switch {
+				case err == nil:
+					c.goOn(id)
+				case messages == 0, status.Code(err) != codes.Unavailable:
+					t.Errorf("%s: %v", id, err)
+				}
+			})
+			turns.advance(5 * calm)
+			received, _ := f.prefilled()
+			require.Positive(t, received)
+			for _, victims := range [][]*kvEngine{f.of("p")[:1], f.of("d")[:1], {f.of("p")[1], f.of("d")[1]}} {
+				for _, e := range victims {
+					e.cut.Store(true)
+					e.server.Kill()
+				}
+				turns.advance(calm)
+				for _, e := range victims {
+					f.restart(e, o)
+				}
+				turns.advance(calm)
+			}
+			turns.end()
+			f.nothingReserved()
+			f.nothingReserved()
 		})
 	}
 }
