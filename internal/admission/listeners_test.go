@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/eventsource"
 )
 
-// Issue 12.49: replicas share a port where their topics tell them apart, and only there.
+// Issue 12.49: replicas share a port only where their topics distinguish them.
 func TestCheckListeners(t *testing.T) {
 	at := func(id, address, events string, ranks int) policy.Attributes {
 		return eventsource.Declared(policy.Attributes{ID: id, Address: address, KVEvents: events, Ranks: ranks}, "", "")

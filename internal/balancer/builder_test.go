@@ -27,7 +27,7 @@ func TestConfigSurvivesText(t *testing.T) {
 	}
 }
 
-// What is wrong is named once.
+// Each error is named once.
 func TestCheck(t *testing.T) {
 	for object, want := range map[string]string{
 		`{}`:                                       "",

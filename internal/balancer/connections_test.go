@@ -15,7 +15,7 @@ import (
 	"github.com/warmpath/warmpath/internal/fleet"
 )
 
-// fakeConn is a connection that is ready, and its own picker and producer.
+// fakeConn is a ready connection, and also its picker and producer.
 type fakeConn struct {
 	balancer.SubConn
 	grpc.ClientConnInterface
@@ -34,8 +34,8 @@ func ready(address string) *balancer.State {
 	return &balancer.State{ConnectivityState: connectivity.Ready, Picker: &fakeConn{address: address}}
 }
 
-// Connections go with their addresses, whichever way ids move in one update: code that asks for a replica before gRPC
-// reports its connections anew is not given another's.
+// Connections go with their addresses, whichever way ids move in one update: a request for a replica does not get
+// another one's connection before gRPC reports the new ones.
 func TestConnectionsOfIDsThatMove(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -76,7 +76,7 @@ func TestConnectionsOfIDsThatMove(t *testing.T) {
 	}
 }
 
-// What is waited for with the balancer's lock held gets its connection without it.
+// A connection that is awaited with the balancer's lock held is available without it.
 func TestConnectionsWhileTheBalancerIsLocked(t *testing.T) {
 	b := newLB()
 	b.mu.Lock()

@@ -18,7 +18,7 @@ import (
 
 var defaults = Options{MaxBytes: 4 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 16}}
 
-// A world is an Index and its fleet.
+// world is an Index and its fleet.
 type world struct {
 	*testing.T
 	*Index
@@ -93,7 +93,7 @@ func TestReportedBlocks(t *testing.T) {
 	assert.Equal(t, 6, w.depth(p, "r1", policy.TierGPU), "what follows the last full block is not reported")
 	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Removed: full(p, 1)[2:]})
 	assert.Equal(t, 2, w.depth(p, "r1", policy.TierGPU))
-	assert.Equal(t, 2, w.depth(p, "r1", policy.TierHost), "nothing is there that is not faster")
+	assert.Equal(t, 2, w.depth(p, "r1", policy.TierHost), "the slower tier holds nothing more")
 	assert.Equal(t, 6, w.depth(p, "r1", policy.TierDisk))
 	assert.Zero(t, w.depth(p, "r2", policy.TierDisk))
 	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true, Stored: full(p, 1)[:1]})
@@ -140,7 +140,7 @@ func TestSuperblocksOfText(t *testing.T) {
 	assert.EqualValues(t, 64, f.Holders[0].Depth)
 }
 
-func TestWhatDoesNotFitIsRefused(t *testing.T) {
+func TestMismatchedBlocksAreRefused(t *testing.T) {
 	odd := defaults
 	odd.Grain = rendezvous.Grain{Bytes: 100, Tokens: 24}
 	for i, tt := range []struct {
@@ -159,7 +159,7 @@ func TestWhatDoesNotFitIsRefused(t *testing.T) {
 }
 
 // A fleet may be restarted with another block, one replica after the other.
-func TestAnotherBlockIsLearnt(t *testing.T) {
+func TestAnotherBlockSizeIsLearned(t *testing.T) {
 	o := defaults
 	o.Learn = true
 	w := newWorld(t, o)
@@ -182,7 +182,7 @@ func TestAnotherBlockIsLearnt(t *testing.T) {
 	require.Equal(t, 10, w.depth(p, "r1", policy.TierGPU))
 }
 
-func TestTheEnginesBlockIsLearnt(t *testing.T) {
+func TestBlockSizeOfTheEngineIsLearned(t *testing.T) {
 	fleet := policytest.Fleet(4)
 	fleet[1].Models, fleet[2].Models, fleet[3].Models = []string{"a"}, []string{"b"}, []string{"a"}
 	o := defaults
@@ -203,7 +203,7 @@ func TestTheEnginesBlockIsLearnt(t *testing.T) {
 	assert.Equal(t, 128, w.Grain("").Tokens)
 }
 
-// Predictions last where nothing is reported, and else while their requests are under way.
+// Predictions last where nothing is reported, and elsewhere while their requests are under way.
 func TestPredictionsEndWhereReported(t *testing.T) {
 	for _, reported := range []bool{false, true} {
 		w := newWorld(t, defaults)
@@ -221,7 +221,7 @@ func TestPredictionsEndWhereReported(t *testing.T) {
 	}
 }
 
-// Where a request is alone on a replica, those before it have ended, reported or not.
+// Where a request is alone on a replica, the requests before it have ended, reported or not.
 func TestEndsThatWereNotReported(t *testing.T) {
 	w := newWorld(t, defaults)
 	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})

@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-func TestTheNameThatBlocksAreHashedWith(t *testing.T) {
+func TestNameThatBlocksAreHashedWith(t *testing.T) {
 	for _, tt := range []struct {
 		name     string
 		reported [][]string // what the replicas with reports declare
@@ -45,7 +45,7 @@ func TestTheNameThatBlocksAreHashedWith(t *testing.T) {
 // A request finds what an engine reports, whether or not both name the model.
 func TestTheModelDoesNotHideReports(t *testing.T) {
 	p := tokens(1, 320)
-	for _, tt := range []struct{ declared, asked string }{{"", "m"}, {"m", ""}, {"m", "m"}, {"", ""}} {
+	for _, tt := range []struct{ declared, requested string }{{"", "m"}, {"m", ""}, {"m", "m"}, {"", ""}} {
 		fleet := policytest.Fleet(2)
 		for i := range fleet {
 			if tt.declared != "" {
@@ -53,20 +53,20 @@ func TestTheModelDoesNotHideReports(t *testing.T) {
 			}
 		}
 		w := newWorld(t, defaults, fleet...)
-		q := &policy.Request{Model: tt.asked}
+		q := &policy.Request{Model: tt.requested}
 		w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16,
 			Stored: kvindex.AppendTokens(nil, p, 16, kvindex.SeedFor(tt.declared, "", ""))})
 		b := w.cut(p)
 		b.Cut(policy.Prompt{Tokens: p}, len(p), w.Grain(q.Model), w.Seed(q))
 		var f Found
 		w.Match(w.fleet, b, &f)
-		require.Len(t, f.Holders, 1, "declared %q, asked %q", tt.declared, tt.asked)
+		require.Len(t, f.Holders, 1, "declared %q, requested %q", tt.declared, tt.requested)
 		assert.EqualValues(t, 20, f.Holders[0].Depth)
 	}
 }
 
-// A model that a replica gets at run time has the block of its engine.
-func TestTheBlockOfAModelThatIsAddedLater(t *testing.T) {
+// A model that a replica loads at run time has the block size of its engine.
+func TestBlockSizeOfAModelThatIsAddedLater(t *testing.T) {
 	fleet := policytest.Fleet(2)
 	fleet[1].Models = []string{"a"}
 	pol, err := poweroftwo.New(poweroftwo.Config{})
@@ -107,11 +107,11 @@ func TestModelsThatAreDeclaredLater(t *testing.T) {
 	r.Fleet.Set(fleet)
 	report("m")
 	now := x.Fleet(r.View())
-	for _, asked := range []string{"m", ""} {
+	for _, requested := range []string{"m", ""} {
 		var b rendezvous.Blocks
-		b.Cut(policy.Prompt{Tokens: p}, len(p), x.Grain(asked), x.Seed(&policy.Request{Model: asked}))
+		b.Cut(policy.Prompt{Tokens: p}, len(p), x.Grain(requested), x.Seed(&policy.Request{Model: requested}))
 		var f Found
 		x.Match(now, &b, &f)
-		require.Len(t, f.Holders, 1, "asked %q", asked)
+		require.Len(t, f.Holders, 1, "requested %q", requested)
 	}
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 )
 
-// What is under way on a rank is the sum of the predictions that began in its era and have not ended, in
-// whatever order they end, and however often; what began before, or on a replica that has left meanwhile,
-// takes nothing from it.
+// What is under way on a rank is the sum of the predictions that began in its incarnation and have not ended, in
+// whatever order they end, and however often. The end of a prediction of an earlier incarnation, or of a replica
+// that has left, subtracts nothing.
 func TestPredictions(t *testing.T) {
 	type held struct {
 		Prediction
@@ -32,7 +32,7 @@ func TestPredictions(t *testing.T) {
 			at := rnd.IntN(len(members))
 			id := members[at].ID
 			switch rnd.IntN(8) {
-			case 0: // a replica begins another life
+			case 0: // a replica restarts
 				rep := w.fleet.Replicas[at]
 				w.FleetChanged(policy.FleetChange{Added: []*policy.Replica{rep}, Removed: []*policy.Replica{rep}})
 				for _, h := range all {

@@ -9,7 +9,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// What a policy uses beside the request key does not make a host read the call: power of two choices stays quick.
+// The parts of a policy apart from the request key do not make a host read the call: power of two choices stays
+// quick.
 func TestBare(t *testing.T) {
 	var none *Route
 	for uses, bare := range map[policy.Uses]bool{

@@ -21,10 +21,10 @@ func TestBlame(t *testing.T) {
 		name            string
 		method          string
 		prefill, decode codes.Code // the legs' ends, OK = it has not failed
-		gone            string     // whose connection is: p or d
+		gone            string     // the leg whose connection is lost: p or d
 		over            bool       // the decode leg has its first message
 		until           time.Duration
-		spared          string // whose leg is
+		spared          string // the leg that is not at fault
 	}{
 		{name: "the transfer fails", method: sequential, decode: codes.Internal, until: lease},
 		{name: "from a dead replica", method: sequential, decode: codes.Internal, until: lease, gone: "p", spared: "d"},

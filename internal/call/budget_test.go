@@ -37,7 +37,7 @@ func TestBudgetHasAFloor(t *testing.T) {
 }
 
 // Calls of a long quiet time count for the last window only.
-func TestBudgetForgetsCallsOfLongAgo(t *testing.T) {
+func TestBudgetDropsOldCalls(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var b budget
 	require.True(t, b.take(now, 0.2))

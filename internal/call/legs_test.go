@@ -42,8 +42,8 @@ func TestDecodeLegWaitsForTheLease(t *testing.T) {
 	require.Equal(t, prefilled, from)
 }
 
-// An Abort that an engine has not answered would end the next attempt, which has the same id: that waits, but not for an
-// engine that is dead, and not beyond the call.
+// An Abort that an engine has not answered would end the next attempt, which has the same id. The attempt waits
+// for the answer, but not from a dead engine, and not beyond the call.
 func TestAttemptWaitsForAborts(t *testing.T) {
 	for name, tt := range map[string]struct {
 		then  func(ended, cancel func())

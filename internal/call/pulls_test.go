@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// A kept turn is given out once, for a prompt and a prefill replica that fit, while its decode replica holds it.
+// A kept turn is used once, for a prompt and a prefill replica that match, while its decode replica holds it.
 func TestPulls(t *testing.T) {
 	var now = time.Unix(1000, 0)
 	const session = "s"
@@ -80,7 +80,7 @@ func TestPulls(t *testing.T) {
 	}
 }
 
-// The oldest go first: what is kept is bounded, and what is too old goes with the next that comes.
+// The number of kept turns is bounded, the oldest go first, and the next addition removes expired ones.
 func TestPullsAreBounded(t *testing.T) {
 	var p pulls
 	now, d := time.Unix(1000, 0), connectedReplica()

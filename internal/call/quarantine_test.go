@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// broken is the break of an attempt that began when all breaks before were over.
+// broken is the break of an attempt that began after all breaks before it.
 func (q *quarantine) broken(prompt uint64, replica string, now time.Time) []breakage {
 	return q.broke(breakage{prompt: prompt, known: true, replica: replica, at: now, began: q.breaks.Load()}, time.Minute)
 }
@@ -46,7 +46,7 @@ func TestQuarantineKeepsTheLastTwo(t *testing.T) {
 	require.Equal(t, []string{"b", "c"}, names(q.refuses(1, now.Add(3*time.Second), time.Minute)))
 }
 
-func TestQuarantineLetsTheAnsweredGo(t *testing.T) {
+func TestQuarantineEndsWithAnAnswer(t *testing.T) {
 	now := time.Unix(1000, 0)
 	var q quarantine
 	q.broken(1, "a", now)

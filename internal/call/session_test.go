@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A session that outlives its channels keeps nothing of them.
+// A session that outlives its channels keeps no state of them.
 func TestSessionForgetsChannels(t *testing.T) {
 	s, open := NewSession("s"), NewHandle(nil, nil)
 	for range 100 {

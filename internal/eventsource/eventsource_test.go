@@ -33,7 +33,7 @@ func TestParse(t *testing.T) {
 	}
 	for _, c := range []struct {
 		attrs policy.Attributes
-		says  string
+		want  string
 	}{
 		{at("", "", 0), "kv_events: \"\": want tcp://host:port"},
 		{at("ipc://x", "", 0), "want tcp://host:port"},
@@ -54,7 +54,7 @@ func TestParse(t *testing.T) {
 		{at("tcp://a:1?%zz", "", 0), "topic=…"},
 	} {
 		_, err := Parse(c.attrs)
-		require.ErrorContains(t, err, c.says, c.attrs)
+		require.ErrorContains(t, err, c.want, c.attrs)
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A list that is taken names valid replicas, none twice, and says the same when it is written again.
+// A list that is accepted names valid replicas, none twice, and has the same contents when it is written again.
 func FuzzParseList(f *testing.F) {
 	for _, s := range []string{
 		"a:1", "a:1,b:2", "x=a:1, y=[::1]:2", "x=y=a:1", "[fe80::1%e]:1", "a:1,A:1", "=a:1", "a:1,", "a:01,b:+1", "\x00:1",

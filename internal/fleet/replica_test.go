@@ -63,7 +63,7 @@ func TestReplicaAuthority(t *testing.T) {
 	}
 }
 
-// A replica can be used whose kv_events only its sender understands.
+// A replica whose kv_events only its publisher can parse is usable.
 func TestSettleLeavesEvents(t *testing.T) {
 	r := policy.Attributes{Address: "a:1", KVEvents: "grpc:newer"}
 	require.NoError(t, Settle(&r))

@@ -17,34 +17,34 @@ import (
 // quick is often enough for a test to end.
 const quick = time.Millisecond
 
-type told struct {
+type update struct {
 	replicas []policy.Attributes
 	err      error
 }
 
 // follow watches a file until the end of the test.
-func follow(t *testing.T, path string, every time.Duration) <-chan told {
+func follow(t *testing.T, path string, every time.Duration) <-chan update {
 	t.Helper()
-	ch := make(chan told, 1000)
-	w := watch(path, parsing(path, func(replicas []policy.Attributes, err error) { ch <- told{replicas, err} }), every)
+	ch := make(chan update, 1000)
+	w := watch(path, parsing(path, func(replicas []policy.Attributes, err error) { ch <- update{replicas, err} }), every)
 	t.Cleanup(func() { assert.NoError(t, w.Close()) })
 	return ch
 }
 
-func next(t *testing.T, ch <-chan told) told {
+func next(t *testing.T, ch <-chan update) update {
 	t.Helper()
 	select {
 	case got := <-ch:
 		return got
 	case <-time.After(10 * time.Second):
-		require.Fail(t, "told of nothing")
-		return told{}
+		require.Fail(t, "no update")
+		return update{}
 	}
 }
 
-// until waits for the fleet of one replica with this id; a file in the making may
-// be told as broken on the way.
-func until(t *testing.T, ch <-chan told, id string) {
+// until waits for the fleet of one replica with this id; a file that is being written may be reported as broken in
+// between.
+func until(t *testing.T, ch <-chan update, id string) {
 	t.Helper()
 	for {
 		if got := next(t, ch); got.err == nil && len(got.replicas) == 1 && got.replicas[0].ID == id {
@@ -80,7 +80,7 @@ func TestWatch(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "fleet.yaml")
 			write(t, path, text("v1"))
 			ch := follow(t, path, every)
-			require.Len(t, ch, 1, "told before Watch returned")
+			require.Len(t, ch, 1, "reported before Watch returned")
 			until(t, ch, "v1")
 
 			write(t, path, text("v2"))
@@ -166,12 +166,12 @@ func TestWatchDirectoryRecreated(t *testing.T) {
 	}
 }
 
-func TestWatchTellsOnce(t *testing.T) {
+func TestWatchReportsOnce(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	write(t, path, []byte("replicas: ["))
 	ch := follow(t, path, quick)
 	require.Error(t, next(t, ch).err)
-	// The same broken text over and over, then another one to know the end.
+	// The same broken text several times, then another one that marks the end.
 	for range 20 {
 		replace(t, path, []byte("replicas: ["))
 	}
@@ -270,7 +270,7 @@ func TestWatchClose(t *testing.T) {
 	assert.NoError(t, w.Close(), "twice")
 }
 
-// Closing under fire leaks nothing and tells nothing afterwards.
+// Close during changes leaks nothing, and no update follows it.
 func TestWatchCloseRace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	write(t, path, text("v0"))

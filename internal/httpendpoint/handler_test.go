@@ -25,26 +25,26 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// oracle gives the answer that it was made with, and remembers the question.
+// oracle returns a fixed answer, and keeps the request.
 type oracle struct {
 	answer *warmpathv1.ChooseReplicaResponse
 	err    error
 
-	mu    sync.Mutex // guards asked
-	asked *warmpathv1.ChooseReplicaRequest
+	mu      sync.Mutex // guards request
+	request *warmpathv1.ChooseReplicaRequest
 }
 
 func (o *oracle) ChooseReplica(_ context.Context, r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.asked = r
+	o.request = r
 	return o.answer, o.err
 }
 
 func (o *oracle) question() *warmpathv1.ChooseReplicaRequest {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.asked
+	return o.request
 }
 
 func chosen(address string) *warmpathv1.ChooseReplicaResponse {
@@ -145,7 +145,7 @@ func TestRefusals(t *testing.T) {
 		w := ask(newHandler(t, o, nil), body)
 		require.Equal(t, 400, w.Code, body)
 		require.Equal(t, "invalid_request", w.Header().Get(HeaderReason))
-		require.Nil(t, o.question(), "the chooser is not asked")
+		require.Nil(t, o.question(), "the chooser is not called")
 	}
 }
 
@@ -176,7 +176,7 @@ func TestPathsAndMethods(t *testing.T) {
 	}
 }
 
-// The key is what headers and body say, headers first.
+// The key comes from headers and body, headers first.
 func TestQuestion(t *testing.T) {
 	for _, tt := range []struct {
 		name, body string
@@ -264,7 +264,7 @@ func TestConfig(t *testing.T) {
 	}
 }
 
-// Whatever is sent, the answer is a pick or a refusal with a reason, and the key is what the server takes.
+// Whatever is sent, the answer is a pick or a refusal with a reason, and the key is one that the server accepts.
 func FuzzQuestion(f *testing.F) {
 	for _, body := range []string{
 		`{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"user":"u"}`,

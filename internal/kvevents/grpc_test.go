@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// SMG's relay puts the engine's load on every batch, and sends the load alone while nothing else happens.
+// SMG's relay puts the engine's load on every batch, and sends the load alone while there are no events.
 func TestLoadIsNoEvent(t *testing.T) {
 	withLoad := func(m pb, running uint64) []byte { return m.bytes(8, pb{}.varint(1, running)) }
 	batch := func(seq uint64) pb { return pb{}.varint(1, seq).bytes(3, pb{}.bytes(3, pb{}.bytes(1, packed(seq)))) }

@@ -61,8 +61,8 @@ func TestSMG(t *testing.T) {
 	require.Equal(t, Unreadable{BadBatch: 1}, b.Bad)
 }
 
-// What SMG's servicer says of a vLLM that tells of groups: hashes of any length, and whether tokens are all there is to a
-// block.
+// SMG's servicer for a vLLM that reports groups: hashes of any length, and whether the tokens describe a block
+// completely.
 func TestSMGGroups(t *testing.T) {
 	sha := append(make([]byte, 24), 0, 0, 0, 0, 0, 0, 1, 0)
 	group := func(operation uint64) pb { return pb{}.varint(1, operation).varint(2, 1) }
@@ -132,7 +132,7 @@ func FuzzDecodeOpenEngine(f *testing.F) {
 	})
 }
 
-// checkBatch checks what every decoder promises: nothing larger than what came, and no batch without a trace.
+// checkBatch checks what every decoder guarantees: nothing larger than the input, and no batch without a count.
 func checkBatch(t *testing.T, b *Batch, size int) {
 	n := 0
 	for _, e := range b.Events {

@@ -19,7 +19,7 @@ type replayer struct {
 	drops  func(seq uint64) bool // what a replay leaves out
 }
 
-// live publishes a message that reaches the socket.
+// live publishes a message that reaches the subscription.
 func (e *replayer) live(q *Sequence) {
 	e.publish()
 	q.Live(context.Background(), e.seq-1, e.payload(e.seq-1), time.Now())
@@ -66,7 +66,7 @@ func TestGapsAreFilled(t *testing.T) {
 	require.Zero(t, st.Clears)
 }
 
-func TestALateStartGetsTheBuffer(t *testing.T) {
+func TestLateStartGetsTheBuffer(t *testing.T) {
 	e := &replayer{engine: engine{keep: 3}}
 	for range 10 {
 		e.publish()
@@ -79,9 +79,9 @@ func TestALateStartGetsTheBuffer(t *testing.T) {
 	require.Zero(t, st.Clears)
 }
 
-// What was published before the first message that comes live is asked for, also where the first question was too early
-// or failed.
-func TestALateStartIsAskedForAgain(t *testing.T) {
+// What was published before the first live message is requested, also where the first request was too early or
+// failed.
+func TestLateStartIsRequestedAgain(t *testing.T) {
 	for cuts := range 3 {
 		e := &replayer{engine: engine{keep: 100}, cuts: cuts}
 		f, held, st := followed(e)
@@ -95,7 +95,7 @@ func TestALateStartIsAskedForAgain(t *testing.T) {
 	}
 }
 
-// A replay that is cut, or that lacks what the engine could not send at once, is asked for again.
+// A replay that is cut, or that lacks what the engine could not send at once, is requested again.
 func TestReplaysThatBreakOff(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil   func(*replayer)
@@ -128,7 +128,7 @@ func TestReplaysThatBreakOff(t *testing.T) {
 	}
 }
 
-func TestWhatCannotBeHadClears(t *testing.T) {
+func TestUnavailableMessagesClear(t *testing.T) {
 	for name, c := range map[string]struct {
 		spoil func(*replayer, *Sequence)
 		left  int
@@ -154,7 +154,7 @@ func TestWhatCannotBeHadClears(t *testing.T) {
 	}
 }
 
-func TestARestartClears(t *testing.T) {
+func TestRestartClears(t *testing.T) {
 	for _, after := range []int{0, 1, 3, 5, 6, 9} {
 		t.Run(fmt.Sprint(after), func(t *testing.T) {
 			e := &replayer{engine: engine{keep: 100}}
@@ -181,8 +181,8 @@ func TestARestartClears(t *testing.T) {
 	require.Equal(t, e.published(), *held, "a number that goes back needs no replay")
 }
 
-// Messages of an engine that was restarted meanwhile are left out, however many are still to come.
-func TestMessagesOfTheEngineBefore(t *testing.T) {
+// Messages of the incarnation before a restart are dropped, however many still arrive.
+func TestMessagesBeforeARestart(t *testing.T) {
 	for _, after := range []int{0, 1, 3} {
 		e := &replayer{engine: engine{keep: 100}}
 		q, held, st := followed(e)
@@ -209,8 +209,8 @@ func TestMessagesOfTheEngineBefore(t *testing.T) {
 	}
 }
 
-// What comes live is taken though replays do not bring it, as those of another publisher, and that is a problem until
-// they do.
+// Live messages are taken although replays lack them, as those of another publisher do. That is a problem until
+// replays have them.
 func TestReplaysOfAnotherPublisher(t *testing.T) {
 	e, other := &replayer{engine: engine{keep: 100}}, &replayer{engine: engine{keep: 100, life: 9}}
 	for range 3 {
@@ -237,7 +237,7 @@ func TestReplaysOfAnotherPublisher(t *testing.T) {
 	require.Empty(t, st.Problem)
 }
 
-func TestABlinkClearsNothing(t *testing.T) {
+func TestShortDisconnectClearsNothing(t *testing.T) {
 	e := &replayer{engine: engine{keep: 100}}
 	f, held, st := followed(e)
 	send(f, e, 5)
@@ -247,8 +247,8 @@ func TestABlinkClearsNothing(t *testing.T) {
 	require.Equal(t, Status{Connected: true, Replays: 1}, *st)
 }
 
-// Whatever is dropped, doubled or restarted: what is held is a part of what the engine published in this life, without
-// holes, and after a question the end of it.
+// Whatever is dropped, repeated or restarted, the index holds a part of what this incarnation of the engine
+// published, without holes, and after a replay its end.
 func TestReplaysProperty(t *testing.T) {
 	for seed := range uint64(60) {
 		rng := rand.New(rand.NewPCG(seed, 2))

@@ -11,7 +11,7 @@ import (
 
 // engine numbers its messages and keeps the last of them.
 type engine struct {
-	life   int // 0 at first, one more after each restart
+	life   int // incarnation: 0 at first, one more after each restart
 	seq    uint64
 	buffer []uint64
 	keep   int
@@ -29,7 +29,7 @@ func (e *engine) publish() {
 
 func (e *engine) restart() { e.life, e.seq, e.buffer = e.life+1, 0, nil }
 
-// published is all of this life.
+// published is everything of this incarnation.
 func (e *engine) published() (all []string) {
 	for seq := range e.seq {
 		all = append(all, string(e.payload(seq)))
@@ -37,7 +37,7 @@ func (e *engine) published() (all []string) {
 	return all
 }
 
-// opened is a gRPC stream of the engine, which gives its buffer from a number on and then what it publishes.
+// opened is a gRPC stream of the engine, which sends its buffer from a number on and then what it publishes.
 type opened struct {
 	e    *engine
 	r    *Sequence
@@ -45,7 +45,7 @@ type opened struct {
 	more uint64 // numbers that it sends before the one it is to begin with
 }
 
-// sequenceTo returns a Sequence, what it applied since it was cleared, and its counts.
+// sequenceTo returns a Sequence, what it applied since the last clear, and its counts.
 func sequenceTo() (*Sequence, *[]string, *Status) {
 	held, st := new([]string), new(Status)
 	return &Sequence{
@@ -55,12 +55,13 @@ func sequenceTo() (*Sequence, *[]string, *Status) {
 	}, held, st
 }
 
-// accept hands a message to the sequence.
+// accept passes a message to the sequence.
 func accept(r *Sequence, seq uint64, rank int, payload []byte) (again bool) {
 	return r.accept(message{seq: seq, print: xxh3.Hash(payload), batch: Batch{Rank: rank}, payload: payload})
 }
 
-// open opens the stream as SMG's servicer does: a number that is not published yet means that the engine was restarted.
+// open opens the stream as SMG's servicer does: a number that is not published yet means that the engine has
+// restarted.
 func (o *opened) open(t testing.TB) {
 	for range 5 {
 		start, _ := o.r.open()
@@ -75,7 +76,7 @@ func (o *opened) open(t testing.TB) {
 	t.Fatal("opened again and again")
 }
 
-// pump hands on what is in the buffer and was not sent.
+// pump sends the rest of the buffer.
 func (o *opened) pump() (again bool) {
 	for _, seq := range o.e.buffer {
 		if seq < o.sent {
@@ -124,7 +125,7 @@ func testStreamsAreResumed(t *testing.T, more uint64) {
 	require.Equal(t, Status{Gaps: 1, Clears: 1}, *st)
 }
 
-func TestAGapThatStaysClears(t *testing.T) {
+func TestLastingGapClears(t *testing.T) {
 	e := &engine{keep: 100}
 	r, held, _ := sequenceTo()
 	r.open()
@@ -163,8 +164,8 @@ func TestStreamsOfARestartedEngine(t *testing.T) {
 	require.Empty(t, *held, "it does not repeat its last message")
 }
 
-// An engine that was restarted has no more to give than the stream that begins below the last number.
-func TestARestartedEngineWithoutSnapshots(t *testing.T) {
+// A restarted engine without a snapshot sends only the stream that begins below the last number.
+func TestRestartedEngineWithoutSnapshots(t *testing.T) {
 	e := &engine{keep: 100}
 	r, held, st := sequenceTo()
 	o := &opened{e: e, r: r}
@@ -183,8 +184,8 @@ func TestARestartedEngineWithoutSnapshots(t *testing.T) {
 	require.Equal(t, Status{Restarts: 1, Clears: 1}, *st)
 }
 
-// A message without events that repeats the last number says that the engine is alive, and no more.
-func TestSignsOfLife(t *testing.T) {
+// A message without events that repeats the last number shows only that the engine runs.
+func TestKeepalives(t *testing.T) {
 	e := &engine{keep: 100}
 	r, held, st := sequenceTo()
 	r.open()
@@ -202,7 +203,7 @@ func TestSignsOfLife(t *testing.T) {
 	require.Zero(t, *st)
 }
 
-func TestRanksThatCountByThemselves(t *testing.T) {
+func TestRanksWithTheirOwnNumbers(t *testing.T) {
 	r, held, st := sequenceTo()
 	r.open()
 	for seq := range uint64(3) {

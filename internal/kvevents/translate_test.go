@@ -22,7 +22,7 @@ func newTest(o Options) *translator {
 	return r.stream("", 0).translator(3)
 }
 
-// ids are n blocks of tokens that begin at from.
+// ids returns n blocks of tokens that begin at from.
 func ids(from, n int) []uint32 {
 	tokens := make([]uint32, n*testBlock)
 	for i := range tokens {
@@ -31,7 +31,7 @@ func ids(from, n int) []uint32 {
 	return tokens
 }
 
-// chained are the hashes of those blocks as a prompt.
+// chained returns the hashes of those blocks in one prompt.
 func chained(tokens []uint32) []uint64 {
 	return kvindex.AppendTokens(nil, tokens, testBlock, kvindex.SeedFor("m", "", ""))
 }
@@ -84,7 +84,7 @@ func TestCopiesAreCounted(t *testing.T) {
 	require.Empty(t, x.take(remove(1)))
 }
 
-func TestTheDroppedParentIsStillKnown(t *testing.T) {
+func TestDroppedParentIsStillKnown(t *testing.T) {
 	x := newTest(Options{})
 	x.take(store(0, ids(0, 1), 1), remove(1))
 	requireChanges(t, x.take(store(1, ids(1, 1), 2)), gpu(nil, chained(ids(0, 2))[1:]))
@@ -115,7 +115,7 @@ func TestTiersAreCumulative(t *testing.T) {
 	requireChanges(t, x.take(Event{Kind: Cleared}), all...)
 }
 
-// Blocks whose parent is not known are left out, and counted.
+// Blocks with an unknown parent are dropped and counted.
 func TestUnknownParents(t *testing.T) {
 	x := newTest(Options{})
 	h := chained(ids(0, 3))
@@ -162,7 +162,7 @@ func TestWhatDoesNotFeedTheIndex(t *testing.T) {
 	require.NotEmpty(t, x.take(e))
 	e = remove(1)
 	e.Group = 1
-	require.NotEmpty(t, x.take(e), "group 1 has said what it is")
+	require.NotEmpty(t, x.take(e), "the kind of group 1 is known")
 }
 
 func stores(cs []policy.CacheChange) (out [][]uint64) {
@@ -172,7 +172,7 @@ func stores(cs []policy.CacheChange) (out [][]uint64) {
 	return out
 }
 
-// Blocks of another size are refused until everything is cleared. Whether replicas agree is up to the policy's index.
+// Blocks of another size are refused until everything is cleared. The policy's index checks that replicas agree.
 func TestMixedBlockSizesAreRefused(t *testing.T) {
 	x := newTest(Options{})
 	small := store(0, ids(0, 2)[:4], 1, 2)
@@ -206,7 +206,7 @@ func TestSuperblocks(t *testing.T) {
 	require.Len(t, x.take(Event{Kind: Cleared}), 2)
 }
 
-// Whatever an engine says, the changes add up to what it holds; above the budget, to a part of that.
+// Whatever an engine reports, the changes add up to what it holds; above the budget, to a part of that.
 func TestChangesAddUp(t *testing.T) {
 	for seed := range uint64(40) {
 		budget := 1 << 20
