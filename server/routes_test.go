@@ -52,7 +52,7 @@ func TestRoutesAreShared(t *testing.T) {
 	sent := superblocks(hashes)
 	require.Len(t, sent, 4)
 	require.NoError(t, one.stream.Send(&warmpathv1.WatchReplicasRequest{Routes: &warmpathv1.RouteReport{Routes: []*warmpathv1.Route{
-		{Replica: 2, Superblocks: sent}, {Replica: 3, Superblocks: sent}, {Replica: 99, Superblocks: sent}, {Replica: 1}, {Replica: 1, Rank: 1 << 30, Superblocks: sent},
+		{Replica: 2, Superblocks: sent}, {Replica: 3, Superblocks: sent}, {Replica: 99, Superblocks: sent}, {Replica: 1}, {Replica: 1, Rank: 1, Superblocks: sent},
 	}}}))
 	d := f.deployment("chat")
 	require.Eventually(t, func() bool { f.tick("chat"); return d.hosted.Load().index.size() > 0 }, 20*time.Second, time.Millisecond)

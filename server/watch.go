@@ -166,7 +166,7 @@ func (w *watcher) routed(r *warmpathv1.RouteReport) error {
 	d.mu.Lock()
 	for _, x := range r.GetRoutes() {
 		hashes += len(x.GetSuperblocks())
-		if m := d.roster.numbered(x.GetReplica()); m != nil && x.GetRank() < maxRanks {
+		if m := d.roster.numbered(x.GetReplica()); m != nil && x.GetRank() < uint32(max(m.Ranks, 1)) {
 			all = append(all, router.Route{Replica: m.ID, Rank: int(x.GetRank()), Superblocks: x.GetSuperblocks()})
 		}
 	}
