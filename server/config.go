@@ -157,13 +157,7 @@ func (c *Config) checkCluster() error {
 	if err := c.Cluster.Validate(); err != nil {
 		return fmt.Errorf("cluster.%w", err)
 	}
-	if at := c.Cluster.Listen; at != "" && c.Cluster.TLS == nil && !c.AllowPlaintext {
-		if local, _ := onLoopback(at); !local {
-			return fmt.Errorf("cluster.listen: %s: not on the loopback, and there is no cluster.tls; "+
-				"allow_plaintext permits it if the network is trusted", at)
-		}
-	}
-	return nil
+	return c.checkAddress("cluster.listen", c.Cluster.Listen, c.Cluster.TLS != nil, "there is no cluster.tls")
 }
 
 func durationWithin(field string, value policy.Duration, min, max time.Duration) error {
@@ -257,8 +251,8 @@ func checkName(name string) error {
 
 // checkAccess checks the addresses, the certificates and the principals. The error names the field.
 func (c *Config) checkAccess() error {
-	if err := c.checkListen(c.Listen); err != nil {
-		return fmt.Errorf("listen: %w", err)
+	if err := c.checkAddress("listen", c.Listen, c.TLS != nil, "there is no TLS"); err != nil {
+		return err
 	}
 	if err := c.TLS.validate(); err != nil {
 		return fmt.Errorf("tls.%w", err)
@@ -273,25 +267,23 @@ func (c *Config) checkAccess() error {
 			}
 		}
 	}
-	if c.Metrics == "" {
-		return nil
-	}
-	if local, err := onLoopback(c.Metrics); err != nil {
-		return fmt.Errorf("metrics: %w", err)
-	} else if !local && !c.AllowPlaintext {
-		return fmt.Errorf("metrics: %s: not on the loopback, and the page has neither TLS nor principals; "+
-			"allow_plaintext permits it if the network is trusted", c.Metrics)
-	}
-	return nil
+	return c.checkAddress("metrics", c.Metrics, false, "the page has neither TLS nor principals")
 }
 
-func (c *Config) checkListen(address string) error {
-	local, err := onLoopback(address)
-	if err == nil && !local && c.TLS == nil && !c.AllowPlaintext {
-		err = fmt.Errorf("%s is not on the loopback, and there is no TLS: "+
-			"set tls, or allow_plaintext if the network is trusted", address)
+// checkAddress refuses an address, "" = none, that other hosts reach without security. missing is what is not set.
+func (c *Config) checkAddress(field, address string, secure bool, missing string) error {
+	if address == "" {
+		return nil
 	}
-	return err
+	local, err := onLoopback(address)
+	if err == nil && !local && !secure && !c.AllowPlaintext {
+		err = fmt.Errorf("%s is not on the loopback, and %s; allow_plaintext permits it if the network is trusted",
+			address, missing)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	return nil
 }
 
 // onLoopback reports whether only this host reaches an address, host:port.

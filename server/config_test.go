@@ -65,7 +65,7 @@ func TestRefusedConfigs(t *testing.T) {
 		{"principals: [{name: a, token_file: x, rate: -1}]\n" + with(""), "principals[0].rate: -1 is not between"},
 		{"principals: [{name: a, token_file: x, deployments: [chta]}]\n" + with(""), `principals[0].deployments: there is no deployment "chta"`},
 		{"principals: [{name: true, token_file: x}]\n" + with(""), "config: principals[0].name: it is true or false, not a string"},
-		{"metrics: '0.0.0.0:1'\n" + with(""), "metrics: 0.0.0.0:1: not on the loopback"},
+		{"metrics: '0.0.0.0:1'\n" + with(""), "metrics: 0.0.0.0:1 is not on the loopback"},
 	} {
 		_, err := ParseConfig([]byte(tt.text))
 		require.ErrorContains(t, err, tt.want, tt.text)

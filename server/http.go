@@ -26,10 +26,8 @@ const (
 
 // checkHTTP checks the fields of the HTTP endpoint.
 func (c *Config) checkHTTP() error {
-	if c.HTTP.Listen != "" {
-		if err := c.checkListen(c.HTTP.Listen); err != nil {
-			return fmt.Errorf("http.listen: %w", err)
-		}
+	if err := c.checkAddress("http.listen", c.HTTP.Listen, c.TLS != nil, "there is no TLS"); err != nil {
+		return err
 	}
 	if err := c.HTTP.Validate(); err != nil {
 		return fmt.Errorf("http.%w", err)
