@@ -28,20 +28,19 @@ func invalid(format string, args ...any) error {
 // decodeKey fills the request from a message, which it aliases. Its errors are statuses that name the field.
 func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	k := r.GetKey()
-	for _, f := range []struct{ name, value string }{
-		{"deployment", r.GetDeployment()}, {"key.request_id", k.GetRequestId()}, {"key.model", k.GetModel()},
-		{"key.adapter", k.GetAdapter()}, {"key.cache_salt", k.GetCacheSalt()}, {"pinned", r.GetPinned()},
-		{"prefilled_by", r.GetPrefilledBy()},
+	for _, f := range []struct {
+		name, value string
+		most        int
+	}{
+		{"deployment", r.GetDeployment(), maxName}, {"key.request_id", k.GetRequestId(), maxName},
+		{"key.model", k.GetModel(), maxName}, {"key.adapter", k.GetAdapter(), maxName},
+		{"key.cache_salt", k.GetCacheSalt(), maxName}, {"key.session", k.GetSession(), requestkey.MaxSession},
+		{"key.parent_session", k.GetParentSession(), requestkey.MaxSession},
+		{"pinned", r.GetPinned(), maxName}, {"prefilled_by", r.GetPrefilledBy(), maxName},
 	} {
-		if len(f.value) > maxName {
-			return invalid("%s: longer than %d bytes", f.name, maxName)
+		if len(f.value) > f.most {
+			return invalid("%s: longer than %d bytes", f.name, f.most)
 		}
-	}
-	if len(k.GetSession()) > requestkey.MaxSession {
-		return invalid("key.session: longer than %d bytes", requestkey.MaxSession)
-	}
-	if len(k.GetParentSession()) > requestkey.MaxSession {
-		return invalid("key.parent_session: longer than %d bytes", requestkey.MaxSession)
 	}
 	for name, ids := range map[string][]string{
 		"excluded": r.GetExcluded(), "tried": r.GetTried(), "allowed": r.GetAllowed(),
