@@ -83,8 +83,8 @@ func BenchmarkMatchParallel(b *testing.B) {
 	})
 }
 
-// BenchmarkInsert inserts a prompt of 8,192 tokens: young, old, new while the index grows, and new where
-// every block needs another's eviction.
+// BenchmarkInsert inserts a prompt of 8,192 tokens: one that is recent, one that is old, a new one while the index
+// grows, and a new one where every block evicts another.
 func BenchmarkInsert(b *testing.B) {
 	b.Run("young", func(b *testing.B) {
 		x := New(0)

@@ -82,7 +82,7 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 	verify(t, x)
 }
 
-// What the index gives up although an engine has it is counted apart.
+// Evictions of blocks that an engine still holds are counted separately.
 func TestLiveEvictions(t *testing.T) {
 	x := New(minBytes)
 	a, b := x.Add(nil), x.Add(nil)
@@ -153,7 +153,7 @@ func TestHeadIsNotEvictedForItsTail(t *testing.T) {
 	verify(t, x)
 }
 
-// A tail that was touched after its head makes the chain old: touched again, it stands behind its head.
+// A tail that was touched after its head makes the chain old: after the next touch it is behind its head.
 func TestHeadIsNeverBehindItsTail(t *testing.T) {
 	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
@@ -166,7 +166,7 @@ func TestHeadIsNeverBehindItsTail(t *testing.T) {
 	verify(t, x)
 }
 
-// Replicas that get as much, in turns, lose as much to the budget.
+// Replicas with equal inserts in rotation lose equally many blocks to the budget.
 func TestTheOldestOfTheFleetGoFirst(t *testing.T) {
 	x := New(minBytes)
 	slots := replicas(x, 4)

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// engine is what one rank of an engine has in one of its tiers, written naively. To the index it is a replica.
+// engine is a naive model of one rank and tier of an engine. To the index it is a replica.
 type engine struct {
 	id   string
 	slot Slot
@@ -57,15 +57,15 @@ func (e *engine) remove(x *Index, blocks []uint64) {
 	}
 }
 
-// Fed by the events of many engines at once, the index has of each exactly what it holds, and above its
-// budget never more than that.
+// Fed by the events of many engines at once, the index has exactly the blocks of each, and above its budget never
+// more than those.
 func TestEventsOfManyEngines(t *testing.T) {
 	for name, budget := range map[string]int64{"exact": 0, "above-the-budget": minBytes} {
 		t.Run(name, func(t *testing.T) {
 			x := New(budget)
 			var wg sync.WaitGroup
 			for worker := range 4 {
-				wg.Go(func() { tell(t, x, worker, budget == 0) })
+				wg.Go(func() { feed(t, x, worker, budget == 0) })
 			}
 			wg.Wait()
 			st := x.Stats()
@@ -76,8 +76,8 @@ func TestEventsOfManyEngines(t *testing.T) {
 	}
 }
 
-// tell feeds the index with the events of two engines with two ranks of three tiers each, and compares.
-func tell(t *testing.T, x *Index, worker int, exact bool) {
+// feed gives the index the events of two engines with two ranks of three tiers each, and compares.
+func feed(t *testing.T, x *Index, worker int, exact bool) {
 	var engines []*engine
 	for i := range 2 * 2 * 3 {
 		e := &engine{id: fmt.Sprintf("engine-%d/rank-%d/tier-%d", 2*worker+i/6, i/3%2, i%3)}

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// FuzzIndex runs a program of three bytes a step and holds the index to the model: never more than the
-// model has, the same while nothing was evicted, always what it finds block by block.
+// FuzzIndex runs a program of three bytes a step and compares the index with the model: never more than the model,
+// the same while nothing was evicted, and always equal to a search block by block.
 func FuzzIndex(f *testing.F) {
 	f.Add([]byte{0, 1, 9, 1, 1, 9, 2, 1, 4, 3, 1, 0, 0, 1, 9, 4, 1, 0, 5, 1, 3}, false)
 	f.Add([]byte{0, 1, 200, 0, 2, 200, 7, 1, 2, 8, 1, 199, 9, 2, 200, 0, 1, 200}, true)

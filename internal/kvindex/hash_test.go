@@ -69,7 +69,7 @@ func TestOnlyFullBlocksAreHashed(t *testing.T) {
 	assert.Equal(t, []uint64{7, AppendText(nil, "t", 1, chainSeed)[0]}, AppendText([]uint64{7}, "t", 1, chainSeed))
 }
 
-func TestAPromptInPieces(t *testing.T) {
+func TestPromptInPieces(t *testing.T) {
 	const text = "the quick brown fox jumps over the lazy dog"
 	seed := SeedFor("llama", "", "")
 	var hashes []uint64

@@ -9,8 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// prompt returns the chain of n blocks that begins with the given tokens' prefix: prompts with the same
-// family share all blocks up to fork.
+// prompt returns a chain of n blocks: prompts of the same family share all blocks up to fork.
 func prompt(family, fork, branch, n int) []uint64 {
 	tokens := make([]uint32, 16*n)
 	for i := range tokens {
@@ -39,7 +38,7 @@ func replicas(x *Index, n int) []Slot {
 	return slots
 }
 
-// shared is how many leading blocks are each held by at least so many replicas that hold all blocks before, too.
+// shared is how many leading blocks are each held by at least n replicas that hold all blocks before, too.
 func shared(m *Matches, holders int) int {
 	if holders = max(holders, 1); holders > len(m.Holders) {
 		return 0

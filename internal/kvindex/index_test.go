@@ -39,8 +39,8 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-// A block that was removed hides what stands behind it, and inserting the chain again heals it even
-// though its last block is young.
+// A block that was removed hides those behind it. Another insert of the chain restores it even though its last
+// block is recent.
 func TestOnlyContiguousBlocksCount(t *testing.T) {
 	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
@@ -51,7 +51,7 @@ func TestOnlyContiguousBlocksCount(t *testing.T) {
 	assert.Equal(t, 8, depthOf(x, s, blocks))
 }
 
-// A KV event brings the tail of a chain; the whole chain, inserted next, is not mistaken for known.
+// A KV event brings the tail of a chain; the next insert of the whole chain does not take it for complete.
 func TestTailBeforeHead(t *testing.T) {
 	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 8)
@@ -85,7 +85,7 @@ func TestMatchStopsAtTheFirstMiss(t *testing.T) {
 	assert.Zero(t, depthOf(x, s, blocks))
 }
 
-// What is young is not touched again; what is older is, and then survives what came between.
+// A recent block is not touched again. An older one is, and then outlives the blocks in between.
 func TestLRUWithItsSlack(t *testing.T) {
 	x := New(0)
 	s := x.Add(nil)
@@ -120,7 +120,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	}
 }
 
-// A chain does not come back to a block, but an engine may say anything.
+// A chain does not repeat a block, but an engine may report anything.
 func TestBlockTwiceInAnInsert(t *testing.T) {
 	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 9)

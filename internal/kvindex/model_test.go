@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// model is the index written naively: a list per replica, the most recently used first, nothing shared. It
-// has capacities and no byte budget.
+// model is a naive index: a list per replica, the most recently used first, nothing shared. It has capacities and
+// no byte budget.
 type model struct {
 	held     map[Slot][]uint64
 	capacity map[Slot]int
@@ -102,9 +102,9 @@ func TestAgreesWithTheModel(t *testing.T) {
 	}
 }
 
-// With capacities and chains that are never young, the least recently used segments go: what was inserted
-// last stays as a whole, and nothing is held that the model has never had since it was removed.
-func TestLRUWhereNothingIsYoung(t *testing.T) {
+// With capacities, and chains that are never recent, the least recently used segments go: the last insert stays
+// whole, and the index holds nothing that the model has not had since its removal.
+func TestLRUWithoutRecentChains(t *testing.T) {
 	const capacity = 60
 	r := rand.New(rand.NewPCG(1, 2))
 	x := New(1 << 30)

@@ -10,11 +10,11 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// op is one thing that a router's index is asked or fed, in the manner of Dynamo's mooncake_bench: a
-// request's look-up, or what an engine reports of its cache when a prompt is computed.
+// op is one operation on a router's index, as in Dynamo's mooncake_bench: a request's look-up, or what an engine
+// reports of its cache when a prompt is computed.
 type op struct {
 	at      time.Duration // of the trace; then, when it is due
-	replica int           // whose cache changed; -1 is a look-up
+	replica int           // the replica whose cache changed; -1 is a look-up
 	removed []uint64
 	blocks  []uint64 // looked up, or stored behind a parent that is held
 }
@@ -22,9 +22,9 @@ type op struct {
 // blockOps counts as Dynamo does: hashes looked up, stored and removed.
 func (o *op) blockOps() int { return len(o.removed) + len(o.blocks) }
 
-// opLog turns a trace into the operations of so many engines: every request's look-up when it arrives, and
-// on an engine drawn at random, its prefill later, the blocks that its cache gives up and stores. Copies of the
-// trace share no block. It also returns how many blocks the engines hold in the end.
+// opLog turns a trace into the operations of n engines: a look-up for every request when it arrives, and later its
+// prefill on a random engine, with the blocks that its cache evicts and stores. Copies of the trace share no
+// block. It also returns how many blocks the engines hold in the end.
 func opLog(trace []workload.Request, copies, replicas, capacity int) (ops []op, held int) {
 	const prefill = 12_000 // tokens a second
 	r := rand.New(rand.NewPCG(42, 0))
@@ -53,8 +53,8 @@ func opLog(trace []workload.Request, copies, replicas, capacity int) (ops []op, 
 			ops = append(ops, op{at: q.at + computed, replica: at, removed: removed, blocks: stored})
 		}
 	}
-	// The reports of one engine stay in their order: a short prompt's blocks may not overtake those of a long one
-	// that came before.
+	// The reports of one engine stay in their order: a short prompt's blocks may not overtake those of an earlier
+	// long one.
 	last := make([]time.Duration, replicas)
 	for i := range ops[len(requests):] {
 		o := &ops[len(requests)+i]
@@ -94,8 +94,8 @@ type use struct {
 	at    int
 }
 
-// prompt computes a prompt's blocks and returns those that were not held, a tail of the prompt, and those
-// given up for them.
+// prompt computes a prompt's blocks. It returns those that were not held, a tail of the prompt, and those evicted
+// for them.
 func (c *cache) prompt(blocks []uint64) (stored, removed []uint64) {
 	blocks = blocks[:min(len(blocks), c.capacity)]
 	n := 0

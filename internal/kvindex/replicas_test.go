@@ -19,8 +19,8 @@ func TestUnknownReplicasAreIgnored(t *testing.T) {
 	assert.Zero(t, x.Stats().Blocks)
 }
 
-// Seen in a peer: with ten places a block, an eleventh replica evicted another one.
-func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
+// Seen in a peer: with ten slots a block, an eleventh replica evicted another one.
+func TestNoReplicaLosesItsSlotToAnother(t *testing.T) {
 	x := New(0)
 	blocks := prompt(1, 0, 0, 4)
 	slots := replicas(x, 1000)
@@ -46,8 +46,8 @@ func TestNoReplicaLosesItsPlaceToAnother(t *testing.T) {
 	assert.Equal(t, 2, x.Stats().Blocks)
 }
 
-// Seen in a peer: replicas that are gone stayed in the index until a timer, or for ever.
-func TestRemovedReplicasAreForgottenAtOnce(t *testing.T) {
+// Seen in a peer: removed replicas stayed in the index until a timer, or for ever.
+func TestRemovedReplicasAreClearedAtOnce(t *testing.T) {
 	x := New(0)
 	blocks := prompt(1, 0, 0, 2000)
 	a, b := x.Add(nil), x.Add(nil)

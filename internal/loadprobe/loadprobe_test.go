@@ -41,7 +41,7 @@ func TestAnswersAreShared(t *testing.T) {
 	require.NotNil(t, answered)
 }
 
-// No request waits for an answer that is late, nor for the next of that replica until one is in time.
+// No request waits for a late answer, nor for the next one of that replica until one is in time.
 func TestLateAnswers(t *testing.T) {
 	s, now := new(State), time.Unix(1000, 0)
 	for i, took := range []time.Duration{MaxWait + 1, time.Second, 0, 0} {
@@ -76,7 +76,7 @@ func TestFailures(t *testing.T) {
 	require.True(t, s.End(now, errors.New("again")), "the first after an answer")
 }
 
-// A probe that the client does not make is none of the replica's failures.
+// A probe that the client does not make does not count as a failure of the replica.
 func TestProbesThatAreNotMade(t *testing.T) {
 	s, now := new(State), time.Unix(1000, 0)
 	for range 5 {

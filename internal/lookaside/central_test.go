@@ -24,8 +24,8 @@ func chosen(q *pick) *chooseAnswer {
 	}}
 }
 
-// An answer that came too late is given back, and not what a later request with the same request id was answered,
-// whichever of the two answers is late.
+// A late answer is released. It does not touch the answer of a later request with the same request id, whichever
+// of the two is late.
 func TestLateAnswersTakeNothingAway(t *testing.T) {
 	for late := range 2 {
 		t.Run(fmt.Sprint("late ", late), func(t *testing.T) {
@@ -33,23 +33,23 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 			d := w.Central()
 			w.central.begin(stub{})
 			q := &policy.Request{ID: "same", PromptTokens: 100}
-			var asked [2]*pick
-			for i := range asked {
+			var picks [2]*pick
+			for i := range picks {
 				var err error
-				asked[i], err = w.central.put(d.request(q, nil, "", 0), false)
+				picks[i], err = w.central.put(d.request(q, nil, "", 0), false)
 				require.NoError(t, err)
 			}
-			require.NotEqual(t, asked[0].choose.GetAttempt(), asked[1].choose.GetAttempt())
-			require.True(t, w.central.leave(asked[late], ErrLate))
+			require.NotEqual(t, picks[0].choose.GetAttempt(), picks[1].choose.GetAttempt())
+			require.True(t, w.central.leave(picks[late], ErrLate))
 			require.Len(t, w.central.outgoing(stub{}), 1, "what no call waits for is not sent")
-			for _, x := range asked {
+			for _, x := range picks {
 				w.central.take(chosen(x))
 			}
-			a := <-asked[1-late].answer
+			a := <-picks[1-late].answer
 			require.NoError(t, a.err)
 			require.Equal(t, load{1, 100}, w.central.reserved()["r1"])
 			given := stages(w.central.outgoing(stub{})[0].GetLives())
-			require.Equal(t, []string{fmt.Sprintf("#%d LIFE_STAGE_RELEASED 0", asked[late].choose.GetAttempt())}, given)
+			require.Equal(t, []string{fmt.Sprintf("#%d LIFE_STAGE_RELEASED 0", picks[late].choose.GetAttempt())}, given)
 			a.Reservation.Released(nil)
 			require.Zero(t, w.central.reserved()["r1"])
 			require.Len(t, w.central.outgoing(stub{})[0].GetLives(), 1)
@@ -57,9 +57,9 @@ func TestLateAnswersTakeNothingAway(t *testing.T) {
 	}
 }
 
-// Where another server has taken the place of the one that answers, the request has no answer, and what was answered
-// before is own load, which the next server gets in a report.
-func TestAnswerOfAServerThatIsGone(t *testing.T) {
+// Where another server has replaced the one that answers, the request has no answer. Earlier reservations are own
+// load, which the next server gets in a report.
+func TestAnswerOfAReplacedServer(t *testing.T) {
 	w, _, _ := unstarted(t)
 	w.view.take(greeting(), true)
 	d := w.Central()
@@ -84,7 +84,7 @@ func TestAnswerOfAServerThatIsGone(t *testing.T) {
 	require.ErrorIs(t, err, ErrNoServer)
 }
 
-// After several requests without an answer one is asked now and then, until an answer comes.
+// After several requests without an answer only one now and then is sent, until an answer comes.
 func TestServerThatDoesNotAnswer(t *testing.T) {
 	w, _, _ := unstarted(t)
 	d := w.Central()
@@ -105,8 +105,8 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A patient request waits for a stream, and is sent over the first one; what waits for its answer when that breaks is
-// answered so.
+// A patient request waits for a stream, and is sent over the first one. If the stream breaks, requests that wait
+// for an answer get that error.
 func TestPatientRequest(t *testing.T) {
 	w, _, _ := unstarted(t)
 	d := w.Central()

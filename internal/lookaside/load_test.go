@@ -9,7 +9,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// sum is a server's: what one client reported last, and the load of its peers.
+// sum is the server's state: the last report of one client, and its peer load.
 type sum struct {
 	mine, peers map[uint32]load
 	received    uint64
@@ -35,7 +35,7 @@ func (s *sum) update(numbers []uint32, snapshot bool) *warmpathv1.LoadUpdate {
 	return u
 }
 
-// Whatever is under way in either direction: what a client takes for peer load is exactly that, as of the update.
+// Whatever is under way in either direction, the client's peer load is exact as of the update.
 func TestPeerLoadIsExact(t *testing.T) {
 	for seed := range uint64(200) {
 		rnd := rand.New(rand.NewPCG(seed, 1))
@@ -105,7 +105,7 @@ func TestReportsAreDifferences(t *testing.T) {
 	require.Equal(t, []uint32{1, 2}, r.GetLoads().GetReplicas())
 	require.Equal(t, []uint32{0, 2}, r.GetLoads().GetOngoing())
 	require.NotNil(t, l.report(numbers, []load{{}, {}}, false))
-	require.Nil(t, l.report(numbers, []load{{}, {}}, true), "idle: nothing to renew")
+	require.Nil(t, l.report(numbers, []load{{}, {}}, true), "idle: there is nothing to renew")
 
 	for i := range 2 * maxUncounted {
 		l.report(numbers, []load{{int64(i + 1), 0}, {}}, false)

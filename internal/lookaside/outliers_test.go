@@ -42,7 +42,7 @@ func ejecting(replica uint32, probe bool) *warmpathv1.OutlierUpdate {
 	return &warmpathv1.OutlierUpdate{Replicas: []*warmpathv1.Outlier{{Replica: replica, Probe: probe}, {Replica: 77}}}
 }
 
-// What the server ejects reaches the Routers, also those that come later, and ends when the server takes it back.
+// An ejection by the server reaches the Routers, also later ones, and ends when the server clears it.
 func TestOutliersReachRouters(t *testing.T) {
 	w, r := judging(t)
 	w.view.takeOutliers(ejecting(2, false))
@@ -62,7 +62,7 @@ func TestOutliersReachRouters(t *testing.T) {
 	require.Equal(t, outlier.SlowStart, stateOf(r, "b"))
 }
 
-// What a server ejected that is gone, silent, or another one now, is probed.
+// A replica that was ejected by a server that ended, sends nothing, or restarted is probed.
 func TestOutliersOfALostServer(t *testing.T) {
 	for name, lose := range map[string]func(*Watch){
 		"silent":  func(w *Watch) { w.view.fade(time.Now()) },
@@ -83,8 +83,8 @@ func TestOutliersOfALostServer(t *testing.T) {
 	}
 }
 
-// A server that was silent and speaks again has taken nothing back: what it ejected is probed.
-func TestOutliersOfAServerThatWasSilent(t *testing.T) {
+// A silent server that sends again has cleared no ejection: its ejected replicas are probed.
+func TestOutliersOfASilentServer(t *testing.T) {
 	w, r := judging(t)
 	w.view.takeOutliers(ejecting(1, false))
 	w.view.fade(time.Now())

@@ -34,12 +34,12 @@ func TestReservedIsNotReported(t *testing.T) {
 	require.Equal(t, []load{{}, {1, 100}}, w.view.ownLoad([]uint32{1, 2}))
 
 	// The peer load has the server's reservation for this client in it.
-	before := foreign(r)["r2"]
+	before := peersOf(r)["r2"]
 	w.view.load.damping = routerload.Damping{}
 	again := greeting().Load
 	again.Counted = 1
 	w.view.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)
-	require.Equal(t, before-1, foreign(r)["r2"])
+	require.Equal(t, before-1, peersOf(r)["r2"])
 
 	// Another server has none: from here on it is own load.
 	w.view.begin("another", now)
@@ -133,7 +133,7 @@ func TestReservationsOfAReplacedRouter(t *testing.T) {
 	again.Counted, again.Loads.Ongoing[1] = 1, 33
 	w.view.load.damping = routerload.Damping{}
 	w.view.take(&warmpathv1.WatchReplicasResponse{Load: again}, false)
-	require.Equal(t, map[string]int{"r1": 8, "r2": 33}, foreign(next), "32 of peers and its own")
+	require.Equal(t, map[string]int{"r1": 8, "r2": 33}, peersOf(next), "32 of peers and its own")
 
 	held.Release()
 	require.Equal(t, []uint32{0}, w.view.report(false).GetReservations().GetLoads().GetOngoing())

@@ -11,7 +11,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// superblocks are those of a prompt: its tokens.
+// superblocks returns those of a prompt: its tokens.
 type superblocks []uint32
 
 func (superblocks) Hashed() *policy.Hashed { return nil }
@@ -36,7 +36,7 @@ func cutter() policy.Policy {
 	return p
 }
 
-// Routes are reported while the server asks for them, each once, and by the numbers that the server gave.
+// Routes are reported while the server requests them, each once, and with the server's numbers.
 func TestRoutesAreReported(t *testing.T) {
 	w, _, _ := unstarted(t)
 	r, err := router.NewRouter(router.Options{Policy: cutter()})
@@ -84,7 +84,7 @@ func TestRoutesAreReported(t *testing.T) {
 	require.Nil(t, w.view.routes.report(w.view.members.named))
 }
 
-// What others routed is passed on as what it is.
+// Routes of other clients are passed on as predictions.
 func TestRoutedChangesArePredicted(t *testing.T) {
 	c := make(caches)
 	r, err := replicaOf(named(1)[0])

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 )
 
-// slowly sends what a stream is to send once the stream has ended.
+// slowly sends the messages of a stream after it has ended.
 type slowly struct{ grpc.ClientStream }
 
 func (s slowly) SendMsg(m any) error {

@@ -14,7 +14,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// listener is a policy that takes down what it is given.
+// listener is a policy that records its observations.
 type listener struct {
 	changes []policy.CacheChange
 	sizes   map[string]int
@@ -42,7 +42,8 @@ func newListener(t testing.TB) (*listener, *router.Router) {
 	return p, r
 }
 
-// unstarted is a Watch whose messages come from the test; its balancer attaches a Router as soon as there is a fleet.
+// unstarted is a Watch whose messages come from the test; its balancer attaches a Router as soon as there is a
+// fleet.
 func unstarted(t testing.TB) (*Watch, *listener, *router.Router) {
 	t.Helper()
 	p, r := newListener(t)
@@ -66,7 +67,7 @@ func setFleet(r *router.Router, s State) {
 	r.Fleet.Set(fleet)
 }
 
-func foreign(r *router.Router) map[string]int {
+func peersOf(r *router.Router) map[string]int {
 	peers := map[string]int{}
 	for _, rep := range r.View().Replicas() {
 		peers[rep.ID], _ = rep.PeerLoad()
@@ -86,10 +87,10 @@ func greeting() *warmpathv1.WatchReplicasResponse {
 	return m
 }
 
-func TestARouterGetsEverything(t *testing.T) {
+func TestRouterGetsEverything(t *testing.T) {
 	w, p, r := unstarted(t)
 	w.view.take(greeting(), true)
-	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, peersOf(r))
 	require.Equal(t, map[string]int{"r1": 1000}, p.sizes)
 	require.Equal(t, []policy.CacheChange{{Replica: "r2", BlockTokens: 512, Stored: []uint64{7}}}, p.changes)
 	start := w.view.start()
@@ -100,7 +101,7 @@ func TestARouterGetsEverything(t *testing.T) {
 	p2, r2 := newListener(t)
 	setFleet(r2, State{Replicas: w.view.members.all()})
 	detach := w.Attach(r2)
-	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r2))
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, peersOf(r2))
 	require.Equal(t, 1000, p2.sizes["r1"])
 	require.Len(t, w.view.resync, 1)
 	require.Zero(t, w.view.start().GetIndexVersion())
@@ -111,25 +112,25 @@ func TestARouterGetsEverything(t *testing.T) {
 	w.view.take(&warmpathv1.WatchReplicasResponse{Index: &warmpathv1.IndexUpdate{Version: 5, Changes: []*warmpathv1.CacheChange{{Replica: 1, Stored: []uint64{9}}}}}, false)
 	detach()
 	detach()
-	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, foreign(r2))
+	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, peersOf(r2))
 	require.Equal(t, policy.CacheChange{Replica: "r1", BlockTokens: 512, Cleared: true}, p2.changes[len(p2.changes)-1])
-	require.Equal(t, 32, foreign(r)["r2"])
+	require.Equal(t, 32, peersOf(r)["r2"])
 }
 
-// A new server has other numbers: what the old ones meant is forgotten, the peer load is not.
+// A new server has other numbers: the old ones are dropped, the peer load is not.
 func TestAnotherIncarnation(t *testing.T) {
 	w, _, r := unstarted(t)
 	w.view.take(greeting(), true)
 	m := &warmpathv1.WatchReplicasResponse{Incarnation: "b", Fleet: snapshot(2)}
 	m.Fleet.Replicas[0].Number = 1
 	w.view.take(m, true)
-	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r))
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, peersOf(r))
 	require.Zero(t, w.view.start().GetIndexVersion())
 	load := func(u *warmpathv1.LoadUpdate) map[string]int {
 		w.view.take(&warmpathv1.WatchReplicasResponse{Load: u}, false)
-		return foreign(r)
+		return peersOf(r)
 	}
-	// Peers that come over at the same time have not reported to it yet: its load lacks them.
+	// Clients that reconnect at the same time have not reported yet: the server's load lacks them.
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, load(&warmpathv1.LoadUpdate{Snapshot: true}))
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}}), "its own load is stale")
 	require.Equal(t, map[string]int{"r1": 0, "r2": 5}, load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Loads: &warmpathv1.Loads{
@@ -137,28 +138,28 @@ func TestAnotherIncarnation(t *testing.T) {
 	require.Equal(t, map[string]int{"r1": 0, "r2": 7}, load(&warmpathv1.LoadUpdate{Counted: 1, Loads: &warmpathv1.Loads{
 		Replicas: []uint32{1}, Ongoing: []uint32{7}, QueuedTokens: []uint64{0}}}))
 
-	// A server without load is as good as one that is silent.
+	// A server without load counts as a silent one.
 	load(&warmpathv1.LoadUpdate{Counted: 1, StaleSet: true, Stale: []uint32{1}})
 	w.view.mu.Lock()
 	defer w.view.mu.Unlock()
 	w.view.received = w.view.load.fresh.Add(fadeAfter)
 	w.view.fade(w.view.load.fresh.Add(fadeAfter - 1))
-	require.Equal(t, 7, foreign(r)["r2"])
+	require.Equal(t, 7, peersOf(r)["r2"])
 	w.view.fade(w.view.load.fresh.Add(fadeAfter))
-	require.Equal(t, 3, foreign(r)["r2"])
+	require.Equal(t, 3, peersOf(r)["r2"])
 }
 
-// A server that is followed again may still have this client's own load in its first update: it is no peer's.
+// A server that is followed again may still have this client's own load in its first update: it is not peer load.
 func TestTheSameIncarnationAgain(t *testing.T) {
 	w, _, r := unstarted(t)
 	idle := greeting()
 	idle.Load.Loads = nil
 	w.view.take(idle, true)
 	w.view.take(greeting(), true)
-	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, foreign(r))
+	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, peersOf(r))
 	w.view.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{Counted: 1, Loads: &warmpathv1.Loads{
 		Replicas: []uint32{1}, Ongoing: []uint32{3}, QueuedTokens: []uint64{0}}}}, false)
-	require.Equal(t, map[string]int{"r1": 3, "r2": 32}, foreign(r))
+	require.Equal(t, map[string]int{"r1": 3, "r2": 32}, peersOf(r))
 }
 
 func TestLoadFades(t *testing.T) {
@@ -168,7 +169,7 @@ func TestLoadFades(t *testing.T) {
 		w.view.mu.Lock()
 		defer w.view.mu.Unlock()
 		w.view.fade(w.view.received.Add(after))
-		return foreign(r)["r2"]
+		return peersOf(r)["r2"]
 	}
 	require.Equal(t, 32, fade(fadeAfter-1))
 	var faded []int
@@ -178,13 +179,13 @@ func TestLoadFades(t *testing.T) {
 	require.Equal(t, []int{16, 8, 4, 2, 1, 0, 0}, faded)
 	require.True(t, slices.IsSortedFunc(faded, func(a, b int) int { return b - a }))
 	w.view.take(new(warmpathv1.WatchReplicasResponse), false)
-	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, foreign(r), "in force again, though nothing has changed")
+	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, peersOf(r), "valid again without a change")
 	fade(fadeAfter)
 	w.view.take(&warmpathv1.WatchReplicasResponse{Load: &warmpathv1.LoadUpdate{}}, false)
-	require.Equal(t, 32, foreign(r)["r2"])
+	require.Equal(t, 32, peersOf(r)["r2"])
 }
 
-// Whatever a server sends, nothing breaks, and a connected replica stays.
+// Whatever a server sends, the client goes on, and a connected replica stays.
 func FuzzTake(f *testing.F) {
 	for _, m := range []*warmpathv1.WatchReplicasResponse{
 		greeting(),

@@ -23,13 +23,13 @@ const round = 101 * time.Millisecond
 // host is a replica of a fleet without a Router.
 type host struct {
 	*outlier.Replica
-	admits   atomic.Bool
-	bookings atomic.Int64
-	looks    atomic.Int64 // at whether it drains
-	rated    atomic.Int64 // looks at its rate
+	admits       atomic.Bool
+	reservations atomic.Int64
+	looks        atomic.Int64 // at its draining state
+	rated        atomic.Int64 // looks at its rate
 }
 
-func (h *host) Reservations() int64 { return h.bookings.Load() }
+func (h *host) Reservations() int64 { return h.reservations.Load() }
 func (h *host) Rate() float64       { h.rated.Add(1); return 1 }
 func (h *host) Draining() bool      { h.looks.Add(1); return false }
 func (h *host) Admit(ok bool)       { h.admits.Store(ok) }
@@ -109,19 +109,19 @@ func TestStates(t *testing.T) {
 	f.pass(time.Second)
 	f.call(0, "", false)
 	f.is(0, outlier.SlowStart)
-	f.replicas[0].bookings.Store(1)
+	f.replicas[0].reservations.Store(1)
 	f.Begin(new(outlier.Attempt), f.replicas[0].Replica, state.AnswerUnseen, 500, "", f.now)
-	require.False(t, f.replicas[0].admits.Load(), "a share of nothing is one request")
+	require.False(t, f.replicas[0].admits.Load(), "without load of others the share is one request")
 	f.pass(30 * time.Second)
 	f.is(0, outlier.Healthy)
 	require.True(t, f.AllHealthy())
 }
 
-// The share of a replica that starts slowly grows with the load of those of its role, also where that changes.
+// The share of a replica in slow start grows with the load of its role, also where the role changes.
 func TestSlowStartByRole(t *testing.T) {
 	f := newFleet(t, 3)
 	for i, h := range f.replicas {
-		h.bookings.Store([]int64{2, 40, 0}[i])
+		h.reservations.Store([]int64{2, 40, 0}[i])
 		f.Join(h.Replica, []string{"prefill", "decode", "prefill"}[i])
 	}
 	f.SetConnected(f.replicas[2].Replica, false)
@@ -130,10 +130,10 @@ func TestSlowStartByRole(t *testing.T) {
 	f.is(2, outlier.SlowStart)
 	admitted := func() (n int64) {
 		for h := f.replicas[2]; h.admits.Load(); n++ {
-			h.bookings.Store(n + 1)
+			h.reservations.Store(n + 1)
 			f.Begin(new(outlier.Attempt), h.Replica, state.AnswerUnseen, 500, "", f.now)
 		}
-		f.replicas[2].bookings.Store(0)
+		f.replicas[2].reservations.Store(0)
 		return n
 	}
 	f.pass(29 * time.Second)
@@ -143,9 +143,10 @@ func TestSlowStartByRole(t *testing.T) {
 	require.EqualValues(t, 39, admitted())
 }
 
-// Issue 12.38: what one principal reports alone ejects no replica while others are active; it adds to what they report.
+// Issue 12.38: the reports of one principal alone eject no replica while others are active; they add to the
+// others' reports.
 func TestOnePrincipalAlone(t *testing.T) {
-	for name, answers := range map[string]bool{"the others are answered": true, "the others report nothing of it": false} {
+	for name, answers := range map[string]bool{"the others are answered": true, "the others do not report it": false} {
 		t.Run(name, func(t *testing.T) {
 			f := newFleet(t, 4)
 			for range 3600 { // seconds
@@ -164,7 +165,7 @@ func TestOnePrincipalAlone(t *testing.T) {
 	}
 }
 
-// What two principals report is ejected for all.
+// What two principals report ejects a replica for all clients.
 func TestTwoPrincipalsAgree(t *testing.T) {
 	f := newFleet(t, 4)
 	f.add(0, "b", outlier.Counts{Successes: 1}, false)
@@ -178,7 +179,7 @@ func TestTwoPrincipalsAgree(t *testing.T) {
 	require.False(t, f.Accuses(f.replicas[0].Replica, "c"))
 }
 
-// Where one principal alone is active its word is all there is: it ejects, and its probes count.
+// The reports of the only active principal eject a replica, and its probes count.
 func TestOnlyPrincipal(t *testing.T) {
 	f := newFleet(t, 4)
 	for length := 10 * time.Second; length < 5*time.Minute; length *= 2 {
@@ -193,8 +194,8 @@ func TestOnlyPrincipal(t *testing.T) {
 	f.is(0, outlier.SlowStart)
 }
 
-// A fleet of which as many are ejected as may be costs a look at each replica, not one at each for every other. One that
-// leaves makes room for another.
+// Where the share of ejected replicas is full, a round looks at each replica once, not once for every other. A
+// replica that leaves makes room for another.
 func TestShareIsFull(t *testing.T) {
 	f := newFleet(t, 1000)
 	ejected := func() (n int) {
@@ -228,7 +229,7 @@ func TestShareIsFull(t *testing.T) {
 	require.Equal(t, full*990/1000, ejected())
 }
 
-// Where all replicas are late, a round measures what is usual once, not once for each of them.
+// Where all replicas are late, a round computes the usual time once, not once for each of them.
 func TestAllLate(t *testing.T) {
 	f := newFleet(t, 1000)
 	attempts := make([]outlier.Attempt, len(f.replicas))
@@ -247,7 +248,7 @@ func TestAllLate(t *testing.T) {
 	}
 }
 
-// A call that waits is evidence anew after each answer of the replica to another call.
+// A call that waits counts again after each answer of the replica to another call.
 func TestAnotherCallIsAnswered(t *testing.T) {
 	f := newFleet(t, 4)
 	for range 32 {
@@ -318,8 +319,8 @@ func TestTake(t *testing.T) {
 	take(outlier.Counts{Successes: 1})
 }
 
-// What the server ejects is not reported back. It comes back slowly, when the server takes it back or its probe here is
-// answered; one that own calls eject goes on by them.
+// An ejection by the server is not reported back. It ends in slow start, when the server clears it or its probe
+// here is answered; an ejection by own calls goes on by its own rules.
 func TestRemote(t *testing.T) {
 	f := newFleet(t, 8)
 	r := f.replicas[0].Replica
@@ -350,7 +351,7 @@ func TestRemote(t *testing.T) {
 	f.call(0, "", false)
 	f.pass(time.Hour)
 
-	follow(outlier.Ejected) // the hour makes up for the ejection before
+	follow(outlier.Ejected) // after an hour the earlier ejection does not count
 	follow(outlier.HalfOpen)
 	f.call(0, "", true)
 	f.is(0, outlier.Ejected)
@@ -360,7 +361,7 @@ func TestRemote(t *testing.T) {
 	f.pass(time.Hour)
 
 	follow(outlier.Ejected)
-	f.Inherit() // the server is gone
+	f.Inherit() // the server is lost
 	f.is(0, outlier.HalfOpen)
 	f.Follow(nil)
 	f.is(0, outlier.HalfOpen)

@@ -42,7 +42,7 @@ func newPage(t *testing.T, f *fixed) *Page {
 	return New(f, Options{Sessions: sessions, MaxBody: 1 << 20, Done: t.Context().Done()})
 }
 
-// statusAt is a status after so many seconds: a hundred decisions and a thousand prompt tokens each.
+// statusAt is a status after s seconds: a hundred decisions and a thousand prompt tokens each.
 func statusAt(seconds uint64) *warmpathv1.GetStatusResponse {
 	return &warmpathv1.GetStatusResponse{Incarnation: "life", UptimeMs: 1000 * seconds, Deployments: []*warmpathv1.DeploymentStatus{{
 		Name: "chat", Policy: "kv_aware", Queued: 7,
@@ -69,7 +69,7 @@ func get(p *Page, path string) (code int, body string) {
 	return w.Code, w.Body.String()
 }
 
-// All that a status has is on the page, escaped; replicas with a cause come first.
+// The page shows all fields of a status, escaped; replicas with a problem come first.
 func TestPageShowsTheStatus(t *testing.T) {
 	f := &fixed{status: statusAt(1000)}
 	p := newPage(t, f)
@@ -98,7 +98,7 @@ func TestPageShowsTheStatus(t *testing.T) {
 	require.Contains(t, body, "not yours")
 }
 
-// The servers are those of the status, each once; one that is not in step with a deployment is marked.
+// The servers are those of the status, each once; one that is out of sync with a deployment is marked.
 func TestPageShowsServers(t *testing.T) {
 	f := &fixed{status: statusAt(60)}
 	_, body := get(newPage(t, f), "/")
@@ -123,7 +123,7 @@ func TestPageShowsServers(t *testing.T) {
 	require.Equal(t, 1, strings.Count(body, ">two<"))
 }
 
-// A reason that stands for others, which the samples have, gets no rate: it would be the whole count.
+// A reason that replaces others, which the samples have, gets no rate: it would be the whole count.
 func TestWithheldReasonHasNoRate(t *testing.T) {
 	f := &fixed{status: statusAt(20)}
 	p := newPage(t, f)

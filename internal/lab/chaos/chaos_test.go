@@ -78,8 +78,8 @@ func TestMoved(t *testing.T) {
 	require.Negative(t, mean)
 }
 
-// A session that another client sends back only later was moved by the step that emptied its replica, not by that in which
-// it returns.
+// A session that another client sends back only later was moved by the step that emptied its replica, not by the
+// one in which it returns.
 func TestMovedLater(t *testing.T) {
 	s, calls := story("aabb", "ccbb", "ccbb", "acbb", "aabb")
 	s.steps = []time.Duration{time.Second, 3 * time.Second, 4 * time.Second}
@@ -91,7 +91,7 @@ func TestMovedLater(t *testing.T) {
 	require.Equal(t, []float64{0.5, 0}, shares)
 	s.harmed[0] = nil
 	shares, _, _ = s.moved(calls)
-	require.Equal(t, []float64{0.5, 0.25}, shares, "a lost nothing")
+	require.Equal(t, []float64{0.5, 0.25}, shares, "a lost no session")
 
 	s, calls = story("aabb", "aacc", "aabb", "bbbb", "aabb")
 	s.steps = []time.Duration{time.Second, 3 * time.Second, 5 * time.Second}
@@ -107,7 +107,7 @@ func TestMisrouted(t *testing.T) {
 	s, calls := story("aabb", "bbbb", "abca")
 	s.harm = time.Second
 	s.touched["a"] = time.Second
-	require.Equal(t, 2, s.misrouted(calls), "b's sessions went to c and a, and nothing had happened to b")
+	require.Equal(t, 2, s.misrouted(calls), "b's sessions went to c and a without any event at b")
 	calls[len(calls)-1].Attempts = 2
 	require.Equal(t, 1, s.misrouted(calls), "another attempt goes elsewhere")
 }
@@ -159,7 +159,7 @@ func TestScenarios(t *testing.T) {
 	require.ErrorContains(t, err, "no_such")
 }
 
-// An engine that ends before it is ready is an error, and nothing of it stays.
+// An engine that ends before it is ready is an error, and leaves no state.
 func TestEngineThatDoesNotStart(t *testing.T) {
 	fails := Processes(func(Spec) *exec.Cmd { return exec.Command("false") })
 	_, err := fails(t.Context(), Spec{})
@@ -191,7 +191,7 @@ func TestWindows(t *testing.T) {
 	calls[5].Outcome, calls[5].Err = Cut, io.EOF
 	require.InDelta(t, 2, uneven(calls[:3], 3), 1e-9)
 	_, total := busiest(calls[3:], func(*Call) int { return 1 })
-	require.Equal(t, 2, total, "what was not served counts for nothing")
+	require.Equal(t, 2, total, "calls that were not served do not count")
 	require.Zero(t, hitRatio(nil))
 	require.Zero(t, uneven(nil, 3))
 }

@@ -37,7 +37,7 @@ func requests(t *testing.T, s workload.Spec) []workload.Request {
 	return rs
 }
 
-// What the samples say is what the engines say.
+// The samples agree with the engines' own figures.
 func TestRunAgreesWithTheEngines(t *testing.T) {
 	rs := requests(t, workload.Spec{Name: "cross-session", Rate: 4, Duration: 12 * time.Second, Seed: 3})
 	for _, dialect := range Dialects() {
@@ -130,7 +130,7 @@ func serveSilent(t *testing.T, n int) (*silent, string) {
 	return s, lis.Addr().String()
 }
 
-// Open loop: all requests are sent though nothing is answered. A server without our trailers is measured by
+// Open loop: all requests are sent though none is answered. A server without warmpath's trailers is measured by
 // the client's clock.
 func TestRunIsOpenLoop(t *testing.T) {
 	const n = 50
@@ -161,8 +161,8 @@ func TestRunIsOpenLoop(t *testing.T) {
 	require.Equal(t, 2, Summarize("p", 1, ss, Targets{}).Errors)
 }
 
-// The time in the channel's queue counts, times the speed; the engines' own figures come before the client's
-// clock only where they report the whole of the call.
+// The time in the channel's queue counts, times the speed. The engines' own figures are used instead of the
+// client's clock only where they report the whole call.
 func TestMeasure(t *testing.T) {
 	r := run{Options: &Options{Speed: 60, WarmUp: time.Second}}
 	start := time.Now()

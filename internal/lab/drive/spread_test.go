@@ -16,7 +16,7 @@ func TestVariation(t *testing.T) {
 	require.InDelta(t, 2./5, v.Coefficient(), 1e-9)
 }
 
-// Each arrival meets what its replicas hold then; a request that another follows at its end is not held any more.
+// Each arrival sees what its replicas hold at that time; a request counts until its end, not at it.
 func TestSpread(t *testing.T) {
 	second := time.Second
 	samples := []Sample{

@@ -53,12 +53,12 @@ func TestSummarize(t *testing.T) {
 	require.InDelta(t, 214./8, r.OutputTokensPerS, 1e-9, "from 1 s to 9 s")
 	require.Equal(t, map[string]int{"ring": 4, "ring_fallback": 1}, r.Decisions)
 	require.Equal(t, map[string]int{"a": 90, "b": 260}, r.Loads)
-	require.InDelta(t, 260*3/350., r.MaxOverMeanLoad, 1e-9, "the third replica did nothing")
+	require.InDelta(t, 260*3/350., r.MaxOverMeanLoad, 1e-9, "the third replica was idle")
 	require.InDelta(t, 260*2/350., Summarize("p", 0, samples, Targets{}).MaxOverMeanLoad, 1e-9)
 	require.Equal(t, 4., r.Lag.P99)
 }
 
-// Nothing measured is zeros, not NaN, which JSON has not.
+// Without measurements the results are zeros, not NaN, which JSON does not have.
 func TestSummarizeNothing(t *testing.T) {
 	for _, samples := range [][]Sample{nil, {{Err: errors.New("lost")}}, {{WarmUp: true}}} {
 		_, err := json.Marshal(Summarize("p", 2, samples, Targets{}))

@@ -98,7 +98,7 @@ func conversation(t testing.TB) []workload.Request {
 	return rs
 }
 
-// summary is what routing is judged by: cached-token ratio and mean TTFT after the warm-up.
+// summary is the result of routing: cached-token ratio and mean TTFT after the warm-up.
 func summary(seqs []*Sequence, warmup time.Duration) (hit, ttft float64) {
 	var cached, prompt, n int
 	var sum time.Duration

@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// seqTokens are n tokens, different for every from.
+// seqTokens returns n tokens, different for every from.
 func seqTokens(from, n int) []uint32 {
 	ts := make([]uint32, n)
 	for i := range ts {
@@ -66,7 +66,7 @@ func TestChunkedPrefill(t *testing.T) {
 	step()
 	require.Equal(t, []int{32}, chunks(), "running first: the budget is used up again")
 	step()
-	require.Equal(t, []int{6, 10}, chunks(), "what is left goes to the next in line")
+	require.Equal(t, []int{6, 10}, chunks(), "the rest of the budget goes to the next sequence")
 	step()
 	require.Equal(t, 1, a.Result().OutputTokens)
 	require.Equal(t, e.Now(), b.Result().End)
@@ -137,7 +137,7 @@ func TestOutputIsCached(t *testing.T) {
 	}
 	b := submit(t, e, "turn-2", append(next, 1, 2, 3), 1)
 	drain(t, e)
-	// The KV of the last token was never computed, so 29 tokens are there: seven blocks.
+	// The KV of the last token was never computed, so 29 tokens are cached: seven blocks.
 	require.Equal(t, 28, b.Result().CachedTokens)
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The estimate of a request that nothing comes after is near its time to the first token: on an idle engine, beside
+// The estimate of a request without successors is near its time to the first token: on an idle engine, next to
 // decodes, behind a queue of prefills, with part of the prompt cached, and where memory is short.
 func TestEstimate(t *testing.T) {
 	for _, c := range []struct {

@@ -120,8 +120,8 @@ func (m *mirror) published() {
 	}
 }
 
-// randomRun throws requests with shared prefixes, aborts and a tight pool at an engine; with odd seeds, legs of requests
-// too.
+// randomRun submits requests with shared prefixes, aborts and a small pool to an engine; with odd seeds also the
+// legs of requests.
 func randomRun(t testing.TB, seed uint64, check bool) (log string) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	m := &mirror{t: t, held: map[uint64]bool{}}
@@ -205,7 +205,7 @@ func FuzzEngine(f *testing.F) {
 	f.Fuzz(func(t *testing.T, seed uint64) { randomRun(t, seed, true) })
 }
 
-// The table must find what a map finds, whatever collides: the slot, or the half of the hash that the table keeps.
+// The table finds what a map finds, whatever collides: the slot, or the half of the hash that the table keeps.
 func TestTable(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	tab, want, blocks := newTable(12), map[uint64]int32{}, make([]block, 12)

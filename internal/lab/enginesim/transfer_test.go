@@ -23,7 +23,7 @@ func TestHold(t *testing.T) {
 	drain(t, e)
 	require.Equal(t, 1, held.Result().OutputTokens)
 	require.Equal(t, Load{UsedTokens: 20, TotalTokens: 40, MaxSequences: 1024, Held: 1}, e.Load())
-	// The blocks are not evicted, and what needs them waits.
+	// The blocks are not evicted, and requests that need them wait.
 	waits := submit(t, e, "waits", seqTokens(1000, 23), 1)
 	drain(t, e)
 	require.Equal(t, 1, e.Load().Waiting)
@@ -43,7 +43,7 @@ func TestReceive(t *testing.T) {
 	at, busy := e.NextStep()
 	require.True(t, busy)
 	require.Equal(t, start+20*time.Second, at, "20 of 41 tokens come: 20 are here, and the last is computed")
-	// What comes meanwhile does not wait for it.
+	// Requests that arrive meanwhile do not wait for it.
 	other := submit(t, e, "other", seqTokens(2000, 9), 1)
 	at, _ = e.NextStep()
 	require.Less(t, at, start+time.Second)

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/net/http2"
 )
 
-// What is read is what was sent, in whole frames, and a block of headers in one piece.
+// The frames read are those that were sent, whole, with each block of headers in one piece.
 func FuzzReadFrame(f *testing.F) {
 	var b bytes.Buffer
 	require.NoError(f, http2.NewFramer(&b, nil).WriteSettings(http2.Setting{ID: http2.SettingMaxConcurrentStreams, Val: 100}))

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// echo answers a streaming call with as many messages as it asks for; the last waits until it may come.
+// echo answers a streaming call with as many messages as it requests; the last waits until the test lets it go.
 type echo struct {
 	testpb.UnimplementedTestServiceServer
 	calls, ended atomic.Int64
@@ -121,7 +121,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	require.Eventually(t, ok, 20*time.Second, time.Millisecond, what)
 }
 
-func TestNothingWrong(t *testing.T) {
+func TestWithoutFaults(t *testing.T) {
 	r := start(t)
 	close(r.last)
 	s := r.open(t, 50, 40<<10) // more than a frame each
@@ -148,7 +148,7 @@ func TestResetMidStream(t *testing.T) {
 	}
 }
 
-func TestServerGoneAndElsewhere(t *testing.T) {
+func TestServerEndsAndMoves(t *testing.T) {
 	r, other := start(t), start(t)
 	r.proxy.SetServer("127.0.0.1:1")
 	_, err := r.stub.UnaryCall(r.ctx, &testpb.SimpleRequest{})
@@ -172,7 +172,7 @@ func TestGoAway(t *testing.T) {
 	require.Equal(t, 2, r.proxy.Conns())
 	close(r.last)
 	n, err := rest(s)
-	require.NoError(t, err, "what was under way ends as if nothing had happened")
+	require.NoError(t, err, "the stream under way ends normally")
 	require.Equal(t, 1, n)
 	eventually(t, "the first connection ends with it", func() bool { return r.proxy.Conns() == 1 })
 }
@@ -212,7 +212,7 @@ func TestHalfOpen(t *testing.T) {
 	require.NoError(t, r.unary())
 }
 
-// The server feels the slow reader: it cannot send what the windows do not hold.
+// Flow control reaches the server: it cannot send what the windows do not hold.
 func TestSlowReader(t *testing.T) {
 	r := start(t)
 	close(r.last)
@@ -230,7 +230,7 @@ func TestSlowReader(t *testing.T) {
 	cancel()
 	r.proxy.Drop()
 	r.proxy.Set(Fault{})
-	eventually(t, "all is well again", func() bool { return r.unary() == nil })
+	eventually(t, "calls succeed again", func() bool { return r.unary() == nil })
 }
 
 func TestDelay(t *testing.T) {

@@ -59,7 +59,7 @@ func TestText(t *testing.T) {
 	require.Contains(t, tables[3], "spread")
 }
 
-// simulated is a report of the simulator's, of several seeds.
+// simulated is a report of the simulator over several seeds.
 func simulated() *Report {
 	r := example("round_robin")
 	r.Results[0].Simulated = &drive.Simulated{Preemptions: 7, Spread: &drive.Spread{},
@@ -94,8 +94,8 @@ func TestSentence(t *testing.T) {
 	require.Contains(t, failed.Sentence(), "; 3 calls failed")
 }
 
-// well checks that a text is well-formed XML, but for what HTML leaves open, and returns its elements.
-func well(t *testing.T, text string, html bool) (elements []string) {
+// wellFormed checks that a text is wellFormed-formed XML, apart from what HTML leaves open, and returns its elements.
+func wellFormed(t *testing.T, text string, html bool) (elements []string) {
 	t.Helper()
 	d := xml.NewDecoder(strings.NewReader(text))
 	if html {
@@ -141,7 +141,7 @@ func TestHTML(t *testing.T) {
 	var b bytes.Buffer
 	require.NoError(t, r.HTML(&b))
 	page := b.String()
-	elements := well(t, page, true)
+	elements := wellFormed(t, page, true)
 	require.Zero(t, count(elements, "script")+count(elements, "link")+count(elements, "img"), "the page loads nothing")
 	require.Equal(t, 3*len(policies), count(elements, "polyline"))
 	require.NotContains(t, page, "<title>a <title>")
@@ -154,7 +154,7 @@ func TestHTML(t *testing.T) {
 	require.NotContains(t, page, "NaN")
 }
 
-// The busiest replica is first, so a level line is even work.
+// The busiest replica is first, so a level line is even load.
 func TestLoads(t *testing.T) {
 	r := &Report{}
 	r.Results = []drive.Result{{Policy: "p", Loads: map[string]int{"r10": 1, "r2": 5, "r1": 3}}}
@@ -180,12 +180,12 @@ func TestCSV(t *testing.T) {
 	require.Equal(t, "policy,preemptions,KV busiest ÷ mean,KV CV,regret ms,split\nround_robin,7,0.00,0.00,0.00,0.0 %\n", tables[2])
 }
 
-// Results with nothing in them are drawn too.
+// Results without data are drawn too.
 func TestEmpty(t *testing.T) {
 	for _, r := range []*Report{{}, {Comparison: drive.Comparison{Results: []drive.Result{drive.Summarize("p", 2, nil, drive.Targets{})}}}} {
 		var b bytes.Buffer
 		require.NoError(t, r.HTML(&b))
-		well(t, b.String(), true)
+		wellFormed(t, b.String(), true)
 		require.NoError(t, r.CSV(&b))
 		require.NotEmpty(t, r.Text())
 	}

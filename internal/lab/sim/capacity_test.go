@@ -15,7 +15,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// search is of a fleet of two.
+// search is the search for the capacity of a fleet of two.
 func search(tried *int) Search {
 	s := Search{
 		First: 6, Replicas: 2, WarmUp: 5 * time.Second,
@@ -27,7 +27,7 @@ func search(tried *int) Search {
 	return s
 }
 
-// fileOf is where the capacity is remembered.
+// fileOf is the file that stores the capacity.
 func fileOf(s Search) (string, error) {
 	c, err := Config{Replicas: s.Replicas, Clients: 1, Engines: s.Engines}.resolve()
 	if err != nil {
@@ -75,7 +75,7 @@ func TestCapacity(t *testing.T) {
 	require.NotEqual(t, key, other2)
 }
 
-// What counts as good decides what a fleet can do.
+// The definition of goodput decides the capacity of a fleet.
 func TestCapacityByTargets(t *testing.T) {
 	t.Parallel()
 	skipUnderRace(t)

@@ -13,11 +13,11 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// cacheBook is what a client received.
-type cacheBook map[string]map[uint64]bool
+// cacheContents is what a client received.
+type cacheContents map[string]map[uint64]bool
 
 // take applies changes, each of which must be one: nothing is stored or removed twice.
-func (b cacheBook) take(t testing.TB, changes []policy.CacheChange, grain int) {
+func (b cacheContents) take(t testing.TB, changes []policy.CacheChange, grain int) {
 	for _, c := range changes {
 		require.Equal(t, grain, c.BlockTokens)
 		require.NotZero(t, len(c.Removed)+len(c.Stored))
@@ -35,7 +35,7 @@ func (b cacheBook) take(t testing.TB, changes []policy.CacheChange, grain int) {
 	}
 }
 
-// recorder is a round robin that writes down the events it receives.
+// recorder is a round robin that records the events it receives.
 type recorder struct {
 	turn   int
 	record func([]policy.CacheChange)
@@ -63,24 +63,24 @@ func recorded(t *testing.T, name string, rs []workload.Request, share Share, rec
 	return r
 }
 
-// Subscribers of the server have every superblock that an engine has, all alike.
+// All subscribers of the server have every superblock that an engine has.
 func TestCoarse(t *testing.T) {
 	rs := chats(t, 8)
-	books := []cacheBook{{}, {}, {}}
+	contents := []cacheContents{{}, {}, {}}
 	late := workload.Request{ID: "late", At: time.Hour, PromptTokens: 1, OutputTokens: 1, Segments: []workload.Segment{{Len: 1}}}
 	r := recorded(t, "recorder-coarse", append(rs, late), ShareBroadcast, func(client int, changes []policy.CacheChange) {
-		books[client].take(t, changes, policy.SuperblockTokens)
+		contents[client].take(t, changes, policy.SuperblockTokens)
 	})
-	require.Equal(t, books[0], books[1])
-	require.Equal(t, books[0], books[2])
-	require.Len(t, books[0], 4)
+	require.Equal(t, contents[0], contents[1])
+	require.Equal(t, contents[0], contents[2])
+	require.Len(t, contents[0], 4)
 	there, gone := 0, 0
 	for _, m := range r.machines {
 		for i := range rs {
 			hashes, _ := rs[i].Hashes(nil, 16, workload.BaseHashSeed)
 			for k := 31; k < len(hashes); k += 32 {
 				cached := m.engine.Published(hashes[:k+1]) == k+1
-				require.Equal(t, cached, books[0][m.id][hashes[k]])
+				require.Equal(t, cached, contents[0][m.id][hashes[k]])
 				if cached {
 					there++
 				} else {
@@ -93,8 +93,8 @@ func TestCoarse(t *testing.T) {
 	require.Positive(t, gone)
 }
 
-// A subscriber has, of the prompt that it routes, what each engine has of it. Where requests come one by one, that
-// is what the engine finds.
+// A subscriber has every cached block of the prompt that it routes. Where requests come one by one, the engine
+// finds the same.
 func TestExact(t *testing.T) {
 	subscribers["recorder-exact"] = true
 	defer delete(subscribers, "recorder-exact")
@@ -163,13 +163,13 @@ func TestSubscription(t *testing.T) {
 	}
 }
 
-// Whatever comes and goes between two broadcasts, clients end up with what is there, chains stay chains, and what
-// came and went is not sent.
+// Whatever comes and goes between two broadcasts, clients have in the end what the engines hold, chains stay
+// chains, and a block that came and went is not sent.
 func TestCoarseProperty(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	l := newContents("a", 256)
 	depth := func(h uint64) uint64 { return h % 100 } // hash 100·s + i is block i of sequence s
-	there, book := map[uint64]bool{}, cacheBook{}
+	there, contents := map[uint64]bool{}, cacheContents{}
 	for range 2000 {
 		for range rng.IntN(6) {
 			seq, first := uint64(rng.IntN(4))*100, rng.IntN(8)
@@ -193,7 +193,7 @@ func TestCoarseProperty(t *testing.T) {
 			l.KVEvents(0, []enginesim.KVEvent{stored, removed})
 		}
 		changes := l.flush(nil)
-		book.take(t, changes, policy.SuperblockTokens)
+		contents.take(t, changes, policy.SuperblockTokens)
 		for _, c := range changes {
 			for i, h := range c.Stored {
 				require.EqualValues(t, depth(c.Stored[0])+2*uint64(i), depth(h), "the chain has no gap")
@@ -205,14 +205,14 @@ func TestCoarseProperty(t *testing.T) {
 				want[h] = true
 			}
 		}
-		if len(book) > 0 {
-			require.Equal(t, want, book["a"])
+		if len(contents) > 0 {
+			require.Equal(t, want, contents["a"])
 		}
 	}
 	require.Empty(t, l.flush(nil))
 }
 
-// A server that only listens still sends what a single client can use.
+// A server that only receives still sends what a single client can use.
 func TestBroadcastToOneClient(t *testing.T) {
 	s := newSharing([]*router.Router{policyRouter(t)}, 1, time.Second, nil)
 	require.Equal(t, time.Second, s.next)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// skipUnderRace skips, under the race detector, a test of figures: it takes long there, and a run has one goroutine.
+// skipUnderRace skips a long test of figures under the race detector; a run has one goroutine.
 func skipUnderRace(t testing.TB) {
 	t.Helper()
 	if race.Enabled {

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Sessions that a policy keeps together have their follow-ups at home; a policy that looks at nothing regrets more than
-// one that sees loads and caches.
+// Sessions that a policy keeps together have their follow-ups at one replica. A policy that ignores the state
+// regrets more than one that uses loads and caches.
 func TestBalance(t *testing.T) {
 	rs := chatsFor(t, 8, 2*time.Minute)
 	hashed := runOf(t, rs, small("consistent_hash", 2, ShareNone))

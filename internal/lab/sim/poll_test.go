@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Clients that ask replicas are as good as clients that share load, and what a replica is asked does not grow with the
-// number of clients.
+// Clients that poll replicas are as good as clients that share load, and the polls of a replica do not grow with
+// the number of clients.
 func TestPolling(t *testing.T) {
 	t.Parallel()
 	rs := chatsFor(t, 12, 2*time.Minute)

@@ -8,7 +8,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 )
 
-// Runs that share the hashes of their requests give what runs with hashes of their own give, to the last bit.
+// Runs that share the hashes of their requests have exactly the results of runs with their own hashes.
 func TestPrompts(t *testing.T) {
 	rs := chats(t, 4)
 	prompts := NewPrompts(rs)

@@ -20,8 +20,8 @@ func bounded(policyName string, clients, ongoing, queued int, patience time.Dura
 	return c
 }
 
-// Offered far more than it can do, a bounded fleet serves in time about what it could, and
-// refuses the rest; an unbounded one serves hardly any in time.
+// With an offered load far above its capacity, a bounded fleet serves about its capacity in time, and refuses the
+// rest; an unbounded one serves hardly any request in time.
 func TestOverload(t *testing.T) {
 	skipUnderRace(t)
 	rs := chatsFor(t, 40, 4*time.Minute)
@@ -54,8 +54,7 @@ func TestOverload(t *testing.T) {
 	}
 }
 
-// Those that any replica may serve are sent in the order in which they came, and the same
-// seed gives the same again.
+// Requests that any replica may serve are sent in order of arrival, and the same seed has the same results.
 func TestOrderOfArrival(t *testing.T) {
 	rs := chatsFor(t, 30, 3*time.Minute)
 	c := bounded("power_of_two_choices", 1, 8, -1, 6*time.Second)

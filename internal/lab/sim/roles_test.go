@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// split is a fleet of which two engines prefill for two others.
+// split is a fleet in which two engines prefill for two others.
 func split(policyName, rule string, clients int) Config {
 	c := small(policyName, clients, ShareLoad)
 	c.Prefill, c.Decode, c.Split = 2, 2, rule
@@ -23,8 +23,8 @@ func split(policyName, rule string, clients int) Config {
 // policies are warmpath's own, without those that tests register.
 var policies = policy.Names()
 
-// A request that is split ends once on an engine that prefills and once on one that decodes, and its KV moves. That
-// no KV is held and no reservation left is checked by the run itself.
+// A split request ends once on a prefill engine and once on a decode engine, and its KV moves. The run itself
+// checks that no KV and no reservation is left.
 func TestLegs(t *testing.T) {
 	rs := chatsFor(t, 8, 15*time.Second)
 	for _, name := range policies {
@@ -65,7 +65,7 @@ func TestLegs(t *testing.T) {
 	}
 }
 
-// A threshold splits what is not cached, and no more than the rule that splits all.
+// A threshold splits requests with enough uncached tokens, and no more than the rule that splits all.
 func TestSplitRules(t *testing.T) {
 	d := policy.Decision{MatchedTokens: 1000}
 	for name, want := range map[string][3]bool{ // of 1,015, 1,600 and 4,000 tokens
@@ -103,7 +103,7 @@ func TestTransfer(t *testing.T) {
 	require.InDelta(t, e.Transfer(80_000).Seconds(), (late - soon).Seconds(), 0.1)
 }
 
-// A greedy output has its first token from the prefill leg, and ends when a sampled one does.
+// A greedy output has its first token from the prefill leg, and ends where a sampled one does.
 func TestGreedy(t *testing.T) {
 	rs := []workload.Request{
 		{ID: "a", PromptTokens: 80_000, OutputTokens: 9, Segments: []workload.Segment{{Seed: 1, Len: 80_000}}},

@@ -24,7 +24,7 @@ func TestSharing(t *testing.T) {
 	require.NoError(t, err)
 	a, b := policytest.NewRouter(t, p, policytest.Fleet(2)), policytest.NewRouter(t, p, policytest.Fleet(2))
 	first, second := a.View().Replicas()[0].ID, a.View().Replicas()[1].ID
-	foreign := func(r *router.Router, id string) [2]int {
+	peerLoad := func(r *router.Router, id string) [2]int {
 		n, tokens := r.View().ByID(id).PeerLoad()
 		return [2]int{n, int(tokens)}
 	}
@@ -35,20 +35,20 @@ func TestSharing(t *testing.T) {
 	require.Equal(t, 95*time.Millisecond, s.next)
 	s.tick() // a reports
 	require.Equal(t, 100*time.Millisecond, s.next)
-	require.Equal(t, [2]int{0, 0}, foreign(b, first), "not sent yet")
+	require.Equal(t, [2]int{0, 0}, peerLoad(b, first), "not sent yet")
 	s.tick() // b reports, and the server sends to both
 	require.Equal(t, 195*time.Millisecond, s.next)
-	require.Equal(t, [2]int{1, 1000}, foreign(b, first))
-	require.Equal(t, [2]int{1, 50}, foreign(a, second))
-	require.Equal(t, [2]int{0, 0}, foreign(a, first), "a client's own report is taken off")
-	require.Equal(t, [2]int{0, 0}, foreign(b, second))
+	require.Equal(t, [2]int{1, 1000}, peerLoad(b, first))
+	require.Equal(t, [2]int{1, 50}, peerLoad(a, second))
+	require.Equal(t, [2]int{0, 0}, peerLoad(a, first), "a client's own report is subtracted")
+	require.Equal(t, [2]int{0, 0}, peerLoad(b, second))
 
 	one.PrefillDone()
 	pinned(t, a, first, 7)
 	require.InDelta(t, 2*policy.RequestCost+7, a.View().Load(a.View().ByID(first)), 1e-9, "own reservations count at once")
 	s.tick()
 	s.tick()
-	require.Equal(t, [2]int{1, 5}, foreign(b, first), "two thirds of the load lasted: 4/9 of what is beyond the mean of 1 and 3.5 is kept")
+	require.Equal(t, [2]int{1, 5}, peerLoad(b, first), "two thirds of the load lasted: 4/9 of what is beyond the mean of 1 and 3.5 is kept")
 	require.Equal(t, 295*time.Millisecond, s.next)
 }
 
@@ -83,7 +83,8 @@ func TestSharingOfServers(t *testing.T) {
 	require.Equal(t, 0, seen(0))
 }
 
-// While a server is cut off, prompts are found in caches nearly as often as without it, by its clients and by the others.
+// While a server is partitioned, prompts are found in caches nearly as often as without it, by its clients and by
+// the others.
 func TestCutOff(t *testing.T) {
 	t.Parallel()
 	skipUnderRace(t)
@@ -101,7 +102,8 @@ func TestCutOff(t *testing.T) {
 	}
 }
 
-// For three seconds each side of a cut has what it had of the other, then nothing; what was missed comes at its end.
+// For three seconds each side of a partition keeps the state of the other, then none; the missed changes come at
+// its end.
 func TestCutServer(t *testing.T) {
 	routers := make([]*router.Router, 2)
 	for i := range routers {

@@ -18,8 +18,8 @@ import (
 // everyPolicy leaves out those that tests register.
 var everyPolicy = Policies()
 
-// Every request of every policy ends once, its figures agree with themselves, and the same seed gives the same bytes.
-// That no booking is left is checked by Run itself.
+// Every request of every policy ends once, its figures are consistent, and the same seed gives the same bytes. Run
+// itself checks that no reservation is left.
 func TestEveryPolicy(t *testing.T) {
 	rs := chatsFor(t, 8, race.Of(30*time.Second, 15*time.Second))
 	for _, name := range everyPolicy {
@@ -85,7 +85,7 @@ func TestOneClient(t *testing.T) {
 	}
 }
 
-// Engines take turns, and the slow ones get less where load is looked at.
+// Round robin gives all engines the same number, and policies that use load give slow engines less.
 func TestMixedFleet(t *testing.T) {
 	c := small("least_tokens", 1, ShareNone)
 	c.Engines = []enginesim.Config{{KVTokens: 120_000}, {Preset: "2xh100-8b", KVTokens: 120_000}}
@@ -94,8 +94,9 @@ func TestMixedFleet(t *testing.T) {
 	require.Greater(t, float64(fast), 1.2*float64(slow))
 }
 
-// What docs/routing-quality.md shows, on a fleet that is small: what is learnt from one's own routing goes down with the
-// number of clients, what is agreed stays, and on loads that are a little old the least loaded is where all go.
+// What docs/routing-quality.md shows, on a small fleet: affinity learned from a client's own routes falls with the
+// number of clients, a rendezvous order stays, and with slightly old loads all clients pick the same least loaded
+// replica.
 func TestManyClients(t *testing.T) {
 	t.Parallel()
 	skipUnderRace(t)
@@ -103,14 +104,14 @@ func TestManyClients(t *testing.T) {
 	at := func(name string, clients int, share Share) *drive.Result {
 		return runOf(t, rs, small(name, clients, share))
 	}
-	learnt, agreed := at("smg_cache_aware", 1, ShareNone), at("prefix_cache_affinity", 1, ShareNone)
+	learned, rendezvous := at("smg_cache_aware", 1, ShareNone), at("prefix_cache_affinity", 1, ShareNone)
 	blind := at("round_robin", 1, ShareNone)
-	require.Greater(t, agreed.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
-	require.Greater(t, learnt.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
-	require.Less(t, at("smg_cache_aware", 32, ShareNone).CachedTokenRatio, 0.8*learnt.CachedTokenRatio)
-	require.Greater(t, at("prefix_cache_affinity", 32, ShareNone).CachedTokenRatio, 0.85*agreed.CachedTokenRatio)
+	require.Greater(t, rendezvous.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
+	require.Greater(t, learned.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
+	require.Less(t, at("smg_cache_aware", 32, ShareNone).CachedTokenRatio, 0.8*learned.CachedTokenRatio)
+	require.Greater(t, at("prefix_cache_affinity", 32, ShareNone).CachedTokenRatio, 0.85*rendezvous.CachedTokenRatio)
 	shared := at("prefix_cache_affinity", 32, ShareLoad)
-	require.Less(t, shared.TTFT.Mean, 1.2*agreed.TTFT.Mean)
+	require.Less(t, shared.TTFT.Mean, 1.2*rendezvous.TTFT.Mean)
 	require.Less(t, shared.TTFT.Mean, at("prefix_cache_affinity", 32, ShareNone).TTFT.Mean)
 	require.Greater(t, at("least_requests", 32, ShareLoad).TTFT.Mean, at("least_requests", 32, ShareNone).TTFT.Mean)
 }
@@ -121,7 +122,7 @@ func TestExactContents(t *testing.T) {
 	require.Greater(t, res.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
 }
 
-// What an engine refuses fails, is counted, and holds nothing.
+// A request that an engine refuses fails, is counted, and holds nothing.
 func TestTooLong(t *testing.T) {
 	rs := chats(t, 8)
 	rs[3].OutputTokens = 1 << 20

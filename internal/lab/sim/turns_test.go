@@ -10,7 +10,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// The prefill leg of the next turn computes what is new alone, if the turn is still kept. In the end nothing is.
+// The prefill leg of the next turn computes only what is new, if the turn is still kept. In the end no turn is
+// kept.
 func TestTurns(t *testing.T) {
 	first := []workload.Segment{{Seed: 1, Len: 4000}}
 	next := append(first[:1:1],

@@ -57,7 +57,7 @@ func TestCopiesKeepAnswers(t *testing.T) {
 	require.Equal(t, "s#1", rs[1].Session)
 }
 
-// checkAnswers checks that each turn's prompt is the one before, its answer, and something new.
+// checkAnswers checks that each turn's prompt is the previous one, its answer, and something new.
 func checkAnswers(t *testing.T, rs []Request) (turns int) {
 	before := map[string]*Request{}
 	for i := range rs {

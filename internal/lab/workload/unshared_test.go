@@ -23,7 +23,7 @@ func TestUnshared(t *testing.T) {
 	}, 0))
 }
 
-// chat alone shares three quarters of its tokens; with one-offs as much is new as was asked for, at all times.
+// chat alone shares three quarters of its tokens; with one-offs the requested part is new, at all times.
 func TestOneOffs(t *testing.T) {
 	spec := Spec{Name: "chat", Rate: 5, Duration: 20 * time.Minute, Seed: 4}
 	plain, err := Generate(spec)

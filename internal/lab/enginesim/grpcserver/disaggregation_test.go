@@ -76,7 +76,7 @@ func TestNIXLLegs(t *testing.T) {
 	require.Equal(t, []int{0, 1, 0}, []int{p.Stats().Whole, p.Stats().Prefills, p.Stats().Decodes})
 	require.Equal(t, []int{0, 0, 1}, []int{d.Stats().Whole, d.Stats().Prefills, d.Stats().Decodes})
 
-	// What was pulled is gone.
+	// The pulled KV is freed.
 	again := generate(t.Context(), toD, with(engineRequest("one", ids, 40, true), params))
 	require.Equal(t, codes.Internal, status.Code(again.err))
 	// A decode engine serves whole requests too.
@@ -188,7 +188,7 @@ func TestMooncakeLegs(t *testing.T) {
 	require.Equal(t, kvtransfer.Stats{Pulled: 2}, p.Stats().KV)
 }
 
-// roomRequest is a leg with a bootstrap room at a prefill engine.
+// roomRequest makes a leg with a bootstrap room at a prefill engine.
 func roomRequest(t *testing.T, p *Server, room int32) *sglangpb.GenerateRequest {
 	host, port, err := net.SplitHostPort(p.KVAddr())
 	require.NoError(t, err)
@@ -254,7 +254,7 @@ func TestRoomWithoutPartner(t *testing.T) {
 	}
 	free(t, p)
 	free(t, d)
-	// The place is free again.
+	// The slot is free again.
 	go sglang(t.Context(), toP, roomRequest(t, p, 7)) //nolint:errcheck // the decode leg's answer shows it
 	require.Eventually(t, func() bool { _, err := sglang(t.Context(), toD, roomRequest(t, p, 7)); return err == nil },
 		10*time.Second, time.Millisecond)

@@ -141,7 +141,7 @@ func TestStartRefuses(t *testing.T) {
 	}
 }
 
-// Many clients at once, some of which give up: everything ends and nothing stays.
+// Many clients at once, some of which cancel: everything ends and nothing stays allocated.
 func TestManyCalls(t *testing.T) {
 	s, cc := start(t, Config{Speed: 200, Engine: enginesim.Config{KVTokens: 8192, MaxSequences: 16}})
 	var all sync.WaitGroup

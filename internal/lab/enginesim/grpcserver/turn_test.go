@@ -13,8 +13,8 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-// A prefill leg gets what the decode engine keeps of the last turn, once, and computes the rest. What it gets is not
-// compared with its prompt: the output is wrong where they differ.
+// A prefill leg gets what the decode engine keeps of the last turn, once, and computes the rest. The engine does
+// not compare it with the prompt: the output is wrong where they differ.
 func TestTurns(t *testing.T) {
 	for name, changed := range map[string]bool{"next": false, "of another conversation": true} {
 		t.Run(name, func(t *testing.T) {
@@ -57,7 +57,7 @@ func TestTurns(t *testing.T) {
 	}
 }
 
-// Few tokens are computed rather than awaited, and what was kept is freed all the same; else it is freed in time.
+// Few tokens are computed instead of awaited, and then the kept KV is freed; else it is freed after its time.
 func TestTurnsThatAreNotPulled(t *testing.T) {
 	p, d, toP, toD := legs(t, NIXL, func(c *Disaggregation) { c.Keep = time.Hour })
 	turn := func(id string, output uint32) (prompt []uint32, kept string) {

@@ -39,8 +39,8 @@ func TestLogKeepsTheLast(t *testing.T) {
 	}
 }
 
-// What engines tell is what they store: the tokens of prompt and output, block by block.
-func TestLogTellsTokens(t *testing.T) {
+// Engines report what they store: the tokens of prompt and output, block by block.
+func TestLogReportsTokens(t *testing.T) {
 	l := NewLog(0)
 	l.SetBlockSize(4)
 	e, err := enginesim.New(enginesim.Config{KVTokens: 400, BlockSize: 4, Listener: l})

@@ -95,7 +95,7 @@ func TestLease(t *testing.T) {
 	if err := p.Ready(t.Context()); err != nil {
 		t.Skip("the machine is too busy: the lease was over before the pull")
 	}
-	// While it is pulled it does not expire; a pull that is given up lets the lease begin anew.
+	// A pull stops the lease; a cancelled pull starts it again.
 	select {
 	case <-l.Over():
 		t.Fatal("the lease ended a pull")
@@ -117,7 +117,7 @@ func TestEnds(t *testing.T) {
 	p.Close()
 	require.EqualValues(t, 1, freed.Load())
 
-	// A source that is gone, before and after the KV is ready.
+	// The source ends, before and after the KV is ready.
 	waits, err := s.Announce("waits")
 	require.NoError(t, err)
 	late := open(t, s, "waits", "", true)

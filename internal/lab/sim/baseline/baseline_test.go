@@ -59,7 +59,7 @@ func TestSMG(t *testing.T) {
 			require.Equal(t, home, again.Decision.Replica.ID)
 			require.Equal(t, policy.ReasonPrefixMatch, again.Decision.Reason)
 			require.Equal(t, 320, again.Decision.MatchedTokens)
-			short := w.pick("", 1, 320, 3, 800) // 0.29 of it is known
+			short := w.pick("", 1, 320, 3, 800) // 0.29 of it is cached
 			require.Equal(t, policy.ReasonLeastLoaded, short.Decision.Reason)
 			require.NotEqual(t, home, short.Decision.Replica.ID, "it has two requests, the others none")
 
@@ -75,7 +75,7 @@ func TestSMG(t *testing.T) {
 	}
 }
 
-// Until August 2026 a fleet out of balance gave up all affinity; since then the one that took the spill holds the
+// Until August 2026 an unbalanced fleet lost all affinity; since then the replica that took the spill holds the
 // prefix too.
 func TestSMGSpill(t *testing.T) {
 	w := newWorld(t, "smg_cache_aware", 3)
@@ -104,7 +104,7 @@ func TestLLMD(t *testing.T) {
 	require.NotEqual(t, k, w.pick("", 1, 640).Decision.Replica.Index(), "3.2 less")
 	require.Empty(t, w.pick("", 9, 10).q.Prepared.(*found).blocks, "less than a block has no prefix")
 
-	for range 50 { // engines are looked at, not bookings
+	for range 50 { // the score uses the engines' state, not reservations
 		e := w.engines[0]
 		_, err := e.Submit(w.now, enginesim.FromTokens("x", prompt(1, 4000), 1, e.Config().BlockSize, 0))
 		require.NoError(t, err)
@@ -137,7 +137,7 @@ func TestDynamoCost(t *testing.T) {
 	}
 }
 
-// Decode blocks are counted once for all that share them, and freed with the last.
+// Decode blocks are counted once for all requests that share them, and freed with the last.
 func TestDynamoActive(t *testing.T) {
 	var p *dynamo
 	w := worldOf(t, "dynamo", 1, func(f *Fleet) policy.Policy {
@@ -156,7 +156,7 @@ func TestDynamoActive(t *testing.T) {
 	require.Zero(t, p.active[0].tails)
 }
 
-// What the events tell is what the engine then finds, also after it has evicted.
+// The events report what the engine then finds, also after it has evicted.
 func TestContentsAreExact(t *testing.T) {
 	w := newWorld(t, "dynamo", 1)
 	rnd := rand.New(rand.NewPCG(8, 8))
@@ -177,7 +177,7 @@ func TestContentsAreExact(t *testing.T) {
 	require.Positive(t, hits)
 }
 
-// Blocks under way are counted as a map of them would, whatever comes and goes.
+// Blocks under way are counted as by a map, whatever comes and goes.
 func TestActive(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	a, want := new(active), map[uint64]int{}

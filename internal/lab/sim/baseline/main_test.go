@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// world is one Router with a baseline before a few engines.
+// world is one Router with a baseline policy before a few engines.
 type world struct {
 	t       *testing.T
 	router  *router.Router
@@ -79,7 +79,7 @@ func prompt(segments ...int) (tokens []uint32) {
 	return tokens
 }
 
-// at is where a prompt goes.
+// at returns the replica of a prompt.
 func (w *world) at(segments ...int) string {
 	w.t.Helper()
 	return w.pick("", segments...).Decision.Replica.ID

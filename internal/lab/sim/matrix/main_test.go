@@ -13,7 +13,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// tiny are cells that take no time.
+// tiny is a list of cells that take no time.
 func tiny(t testing.TB) []Cell {
 	t.Helper()
 	cells, err := Read(strings.NewReader(`{"cells":[

@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/sim"
 )
 
-// outcome is a policy's row: times in ms, alike for two seeds.
+// outcome is a policy's row: times in ms, the same for two seeds.
 func outcome(policy string, clients int, ttft, p99, tpot, good float64) Row {
 	r := of(policy, clients, ttft, ttft)
 	for _, run := range r.Runs {
@@ -19,7 +19,7 @@ func outcome(policy string, clients int, ttft, p99, tpot, good float64) Row {
 	return r
 }
 
-// of is a policy's row: the mean TTFT in ms of each seed, 0 for one that is not there.
+// of is a policy's row: the mean TTFT in ms of each seed, 0 for a missing one.
 func of(policy string, clients int, ttft ...float64) Row {
 	r := Row{Policy: policy, Clients: clients, Runs: map[uint64]*drive.Result{}}
 	for i, x := range ttft {
@@ -48,7 +48,7 @@ func results() (*Results, []string) {
 	}}, []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "dynamo"}
 }
 
-// Means are over the cells with 64 clients that are complete; what is near nothing counts as one per cent.
+// Means are over the complete cells with 64 clients; a value near zero counts as one per cent.
 func TestMeans(t *testing.T) {
 	r, policies := results()
 	means := r.means(policies)
@@ -121,8 +121,8 @@ func TestRatios(t *testing.T) {
 	require.Contains(t, r.Markdown([]string{"round_robin"}, nil), "| 0.50 · 2.00 · 2.00 | 2.00 · 4.00 · 2.00 |")
 }
 
-// Seeds are compared each with its own: what they have in common, as a fleet that is fuller with one of them, is no
-// spread. Half of what is left of it is forgiven.
+// Each seed is compared with itself. What all policies have in common, for example a fleet that is fuller with one
+// seed, is no spread. Half of the remaining spread is tolerated.
 func TestBeyondTheSpread(t *testing.T) {
 	mine, other := of("a", 1, 110, 260), of("b", 1, 100, 200)
 	factor, beyond := ttftMean.worse(&mine, &other, []uint64{1, 2})
@@ -134,7 +134,7 @@ func TestBeyondTheSpread(t *testing.T) {
 	require.InDelta(t, 2, beyond, 1e-9)
 }
 
-// Only seeds that all have are compared: others are other requests.
+// Only seeds that all policies have are compared: other seeds have other requests.
 func TestSeedsInCommon(t *testing.T) {
 	c := CellResults{Cell: Base(), Rows: []Row{
 		of("round_robin", 64, 100, 500), of("power_of_two_choices", 64, 200, 400, 100), of("prefix_cache_affinity", 64, 120),

@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 )
 
-// contents are the files of a directory.
+// contents returns the files of a directory.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -28,7 +28,7 @@ func contents(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// Every run is kept once, what is there is not run again, and workers change nothing.
+// Every run is stored once, a stored run is not repeated, and workers change no result.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	var lines []string
@@ -57,7 +57,7 @@ func TestRun(t *testing.T) {
 	require.Equal(t, all, contents(t, other))
 }
 
-// Thousands of runs are more than memory has room for, with a sample of each request.
+// Thousands of runs, with a sample of each request, exceed the memory.
 func TestNoResultStaysInMemory(t *testing.T) {
 	p := plan(t, t.TempDir(), new([]string))
 	r, err := newRunner(p)
@@ -75,7 +75,7 @@ func TestNoResultStaysInMemory(t *testing.T) {
 	}
 }
 
-// What was made otherwise is made again; by another program too.
+// Results of other settings, or of another program, are made again.
 func TestRunAgain(t *testing.T) {
 	dir := t.TempDir()
 	var lines []string
