@@ -22,8 +22,8 @@ func (p *picker) flags(f *pflag.FlagSet) {
 	f.StringVar(&p.listen, "ext-proc", "", "the `address` of the endpoint picker for gateways, host:port; default none")
 	f.StringVar(&p.options.Deployment, "ext-proc-deployment", "",
 		"the `name` of its deployment; default by the model, or the only one")
-	f.Uint32Var(&p.options.Fallbacks, "ext-proc-fallbacks", 2,
-		"the `number` of fallbacks behind the picked address, at most 16; 0 for a gateway that takes one address only")
+	f.Uint32Var(&p.options.Fallbacks, "ext-proc-fallbacks", 0,
+		"the `number` of fallbacks behind the picked address, at most 16; many gateways take one address only")
 	f.BoolVar(&p.options.ForTests, "ext-proc-test-header", false,
 		"obey the header test-epp-endpoint-selection of conformance tests, with which any client chooses its replica")
 }
@@ -38,7 +38,7 @@ func (p *picker) check(c *server.Config) error {
 		return usagef("--ext-proc-fallbacks: %d is more than 16", p.options.Fallbacks)
 	}
 	if p.listen == "" {
-		if name != "" || p.options.ForTests {
+		if name != "" || p.options.ForTests || p.options.Fallbacks > 0 {
 			return usagef("--ext-proc: the address is missing")
 		}
 		return nil

@@ -19,7 +19,7 @@ import (
 type Options struct {
 	// Deployment is the deployment of all requests; "" = by the model, or the only one.
 	Deployment string
-	// Fallbacks bounds the addresses behind the pick's, at most 16; 0 = none.
+	// Fallbacks bounds the addresses behind the pick's, at most 16; default none: many gateways take one address.
 	Fallbacks uint32
 	// ForTests obeys the request header test-epp-endpoint-selection, and reports in a response header which endpoint has
 	// served, as conformance tests of the protocol need it: any client can choose its replica then.
