@@ -75,7 +75,9 @@ func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt
 	set.sole.Load().Bind(nil, binding, nil)
 	ready := func(*policy.Replica) connectivity.State { return connectivity.Ready }
 	return set, cc, rt, func(ctx context.Context) *call.Call {
-		call, _ := call.From(ctx)
+		scope, _ := call.From(ctx)
+		call := scope.Enter()
+		defer scope.Leave()
 		if _, _, err := call.Claim(ctx, nil, binding, ready); err != nil {
 			tb.Fatal(err)
 		}

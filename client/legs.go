@@ -49,7 +49,7 @@ func (k *core) Send(ctx context.Context, msg any, opts []grpc.CallOption, each f
 // decode returns the context of an attempt. In two legs it first sends the prefill leg, and drains is as
 // [call.Attempts.Decode] reports it.
 func (k *core) decode(at *attempt) (ctx context.Context, drains bool, err error) {
-	ctx = &k.call
+	ctx = k.call.Scope
 	switch tries := &k.call.Attempts; {
 	case at.way.Limit > 0:
 		ctx, at.cancel = context.WithCancel(ctx)

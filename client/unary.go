@@ -15,11 +15,11 @@ func (c *channels) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	opts ...grpc.CallOption,
 ) error {
-	rpc := new(call.Call)
+	rpc := call.New()
 	if !c.handle(cc).Start(rpc, ctx, cc, method, state.AnswerWhole) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
-	defer rpc.End()
+	defer rpc.Free()
 	tries := &rpc.Attempts
 	options := call.OptionsOf(opts)
 	all := tries.Sends(req, &options)
@@ -33,9 +33,9 @@ func (c *channels) unary(
 			return invoke(decode, method, req, reply, cc, all...)
 		}
 		if way.Limit == 0 {
-			return invoke(rpc, method, req, reply, cc, all...)
+			return invoke(rpc.Scope, method, req, reply, cc, all...)
 		}
-		attempt, cancel := context.WithCancel(rpc)
+		attempt, cancel := context.WithCancel(rpc.Scope)
 		defer cancel()
 		answered := false
 		err := tries.Await(way.Limit, cancel, func() error {

@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"sync"
 	"testing"
@@ -152,4 +153,44 @@ func TestMirroredStream(t *testing.T) {
 	require.ErrorIs(t, <-mirrored, io.EOF)
 	eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
 	require.EqualValues(t, 3, rs[0].calls.Load()+rs[1].calls.Load())
+}
+
+// An interceptor may keep the context of an attempt, and send the request again after the call, whose memory is another
+// call's by then.
+func TestSentAgainAfterTheEnd(t *testing.T) {
+	rs := replicas(t, 4)
+	m := newMeter(t)
+	var again sync.WaitGroup
+	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)),
+		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
+			err := next(ctx, method, req, reply, cc, o...)
+			first := reply.(*testpb.SimpleResponse).Username
+			again.Go(func() {
+				for range 2 {
+					var second testpb.SimpleResponse
+					if err := next(ctx, method, req, &second, cc, o...); err != nil || second.Username != first {
+						t.Errorf("sent again: %v, to %s in the place of %s", err, second.Username, first)
+					}
+				}
+			})
+			return err
+		}))
+	connected(t, cc, rs)
+	var calls sync.WaitGroup
+	for i := range 16 {
+		calls.Go(func() {
+			for k := range 30 {
+				var d client.Decision
+				pin := rs[(i+k)%len(rs)].addr
+				ctx := client.WithPin(client.WithDecision(deadline(t), &d), pin)
+				reply, err := testpb.NewTestServiceClient(cc).UnaryCall(ctx, simple(fmt.Sprint(i, k)))
+				if err != nil || reply.Username != pin {
+					t.Errorf("%v, %s in the place of %s", err, reply.GetUsername(), pin)
+				}
+			}
+		})
+	}
+	calls.Wait()
+	again.Wait()
+	eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
 }

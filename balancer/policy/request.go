@@ -12,7 +12,8 @@ import (
 // A Request is the request key: all that a policy may look at. The host fills
 // it before the first pick and does not change the exported fields afterwards.
 // A Request belongs to one call and serves every attempt of it; its methods are
-// not safe for concurrent use, but for those that a View calls.
+// not safe for concurrent use, but for those that a View calls. It must not be kept
+// after the call: its memory is used again.
 type Request struct {
 	ID        string // request id; "" when the caller gave none
 	Session   string // session key; "" when there is none

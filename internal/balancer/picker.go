@@ -28,13 +28,18 @@ type picker struct{ lb *lb }
 
 // Pick picks a replica, or uses the reservation that the call brought along.
 func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
-	rpc, route := call.From(info.Ctx)
-	if rpc == nil {
+	scope, route := call.From(info.Ctx)
+	if scope == nil {
 		return p.pickBare(info, route)
 	}
-	if h := rpc.Handle(); h != p.lb.owner.Load() && !p.lb.serves(h) {
-		return p.pickBare(info, rpc.Beyond(route))
+	if h := scope.Handle(); h != p.lb.owner.Load() && !p.lb.serves(h) {
+		return p.pickBare(info, scope.Beyond(route))
 	}
+	rpc := scope.Enter()
+	if rpc == nil { // an attempt after the end
+		return p.pickBare(info, route.Unreported())
+	}
+	defer scope.Leave()
 	binding := p.lb.binding.Load()
 	claimed, ready, err := rpc.Claim(info.Ctx, route, binding, connection)
 	if err != nil {
@@ -131,6 +136,7 @@ func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
 // that picking does not allocate.
 type bare struct {
 	call.Call
+	scope call.Scope
 	done func(balancer.DoneInfo)
 }
 
@@ -149,7 +155,7 @@ func newBare() *bare {
 }
 
 func (c *bare) free() {
-	c.Call = call.Call{}
+	c.Call, c.scope = call.Call{}, call.Scope{}
 	bares.Put(c)
 }
 
@@ -212,7 +218,7 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 		p.lb.warnBare()
 	}
 	c := newBare()
-	p.lb.handle().Bare(&c.Call, info.Ctx, route)
+	p.lb.handle().Bare(&c.Call, &c.scope, info.Ctx, route)
 	_, ready, err := c.Claim(info.Ctx, route, binding, connection)
 	if err != nil {
 		c.free()

@@ -27,6 +27,7 @@ type Attempts struct {
 	sent     uint8 // of those, the ones that a replica may have begun to serve
 	rejected uint8 // of those, the ones that a replica rejected
 	single   bool  // the message can be sent only once
+	coded    bool  // there is, or was, a codec
 	refused  int32 // attempts that a full replica refused, which are none
 	backoff  time.Duration
 

@@ -28,8 +28,8 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// A Call is one call of the application, from the interceptor to the end of its last attempt. It is the context of its
-// attempts, so that a picker finds it. An attempt passes five stages, four in the order of this file, the last in
+// A Call is one call of the application, from the interceptor to the end of its last attempt. Its Scope is the context of
+// its attempts, so that a picker finds it. An attempt passes five stages, four in the order of this file, the last in
 // outcome.go:
 //
 //	key       what the policy may look at, from the message and the metadata
@@ -41,15 +41,13 @@ import (
 // The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates. With up
 // to 1,016 bytes it is allocated as 1,024.
 type Call struct {
-	context.Context // ends with the application's, at the timeout of the service config, and as EndsContext describes
+	*Scope
 	// Attempts is the retry loop; the goroutine of the call uses it.
 	Attempts Attempts
 	// Resume is for a stream that may go on at another replica; nil = it is none. Set while gRPC opens an attempt.
 	Resume *Resume
 
-	handle *Handle
 	cancel context.CancelFunc // of Context; nil where that is the application's own
-	given  *Route             // of the context that the call began with
 	route  *Route             // of the last attempt; guarded by mu once there was one
 	key    key                // the goroutine of the call uses it until an attempt is at gRPC, then with mu
 
@@ -83,7 +81,7 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	if outer != nil && outer.handle != h && outer.handle.conn == h.conn {
 		return false
 	}
-	c.Context, c.handle = ctx, h
+	c.Scope = &Scope{Context: ctx, handle: h, call: c}
 	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
 		c.Context, c.cancel = context.WithTimeout(ctx, *t)
 	}
@@ -118,18 +116,11 @@ func (c *Call) EndsContext(always bool) {
 
 // Bare begins a call without an interceptor, and so without a message, in memory that must be zero. It is one
 // attempt, which ends it, and the look-aside server is not asked.
-func (h *Handle) Bare(c *Call, ctx context.Context, route *Route) {
-	c.Context, c.handle, c.given, c.route, c.ended, c.bare = ctx, h, route, route, true, true
+func (h *Handle) Bare(c *Call, s *Scope, ctx context.Context, route *Route) {
+	s.Context, s.handle, s.given, s.call = ctx, h, route, c
+	c.Scope, c.route, c.ended, c.bare = s, route, true, true
 	c.key.request.State().Origin = c
 	c.outcome.result.Usage = policy.NoUsage
-}
-
-// Value returns the Call itself for this package's key.
-func (c *Call) Value(k any) any {
-	if _, ok := k.(ctxKey); ok {
-		return c
-	}
-	return c.Context.Value(k)
 }
 
 // Message returns the request message, nil where it is not known yet or not needed any more.
@@ -137,9 +128,6 @@ func (c *Call) Message() any { return c.key.msg }
 
 // Header returns the values of a key in the call's metadata.
 func (c *Call) Header(key string) []string { return metadata.ValueFromOutgoingContext(c.Context, key) }
-
-// Handle returns the handle of the call's channel.
-func (c *Call) Handle() *Handle { return c.handle }
 
 // reserve takes the key, admits the call and reserves a replica before gRPC is asked for a stream, waiting in the queue
 // where all are full. It returns nil without a reservation where only gRPC can help. The error is a gRPC status. A
@@ -245,10 +233,8 @@ func (c *Call) Claim(
 // extra returns the Call of an attempt beside another one, or after the end. Its key is taken anew, its decision is not
 // reported, and nothing but its outcome becomes known. Called with mu held.
 func (c *Call) extra(route *Route) *Call {
-	n := &Call{Context: c.Context, handle: c.handle, given: route, route: route, ended: true}
-	if route != nil && route.Report != nil {
-		n.route = route.changed(func(r *Route) { r.Report = nil })
-	}
+	n := &Call{Scope: &Scope{Context: c.Context, handle: c.handle, given: route}, route: route.Unreported(), ended: true}
+	n.Scope.call = n
 	n.key.msg, n.key.request.Method, n.key.request.Answer = c.key.msg, c.key.request.Method, c.key.request.Answer
 	n.outcome.result.Usage = policy.NoUsage
 	return n

@@ -151,7 +151,7 @@ type Route struct {
 	Report *telemetry.Report
 	// call is the one under way where an interceptor inside changed the route. set
 	// is what was changed there and nothing else, for calls of other channels.
-	call *Call
+	call *Scope
 	set  *Route
 }
 
@@ -180,6 +180,14 @@ func (r *Route) changed(change func(*Route)) *Route {
 	return n
 }
 
+// Unreported returns the route without its Report, for an attempt of which nothing becomes known.
+func (r *Route) Unreported() *Route {
+	if r == nil || r.Report == nil {
+		return r
+	}
+	return r.changed(func(r *Route) { r.Report = nil })
+}
+
 // apply puts the route into a request.
 func (r *Route) apply(q *policy.Request) {
 	q.Session, q.Pin, q.Exclude = requestkey.Session(r.Session), r.Pin, r.Exclude
@@ -188,8 +196,8 @@ func (r *Route) apply(q *policy.Request) {
 
 // Beyond returns what another channel takes from a route found in the context of an attempt of the call: what was set
 // in that context, or nil.
-func (c *Call) Beyond(r *Route) *Route {
-	if r == nil || r == c.given {
+func (s *Scope) Beyond(r *Route) *Route {
+	if r == nil || r == s.given {
 		return nil
 	}
 	return r.set
@@ -198,7 +206,7 @@ func (c *Call) Beyond(r *Route) *Route {
 // routeOf returns the route of a call that begins on the handle's channel in the context of another one, outer, with
 // the route there. It gets no Report of that call, and nothing at all of a call on another channel but what was set
 // in it.
-func (h *Handle) routeOf(outer *Call, r *Route) *Route {
+func (h *Handle) routeOf(outer *Scope, r *Route) *Route {
 	switch {
 	case outer.handle != h:
 		return outer.Beyond(r)
@@ -224,14 +232,14 @@ func (r *Route) Bare(uses policy.Uses) *policy.Request {
 	return nil
 }
 
-// A scope is what a context has of this package: a *Route or a *Call.
-type scope interface{ scope() (*Call, *Route) }
+// A scope is what a context has of this package: a *Route or a *Scope.
+type scope interface{ scope() (*Scope, *Route) }
 
-func (r *Route) scope() (*Call, *Route) { return r.call, r }
-func (c *Call) scope() (*Call, *Route)  { return c, c.given }
+func (r *Route) scope() (*Scope, *Route) { return r.call, r }
+func (s *Scope) scope() (*Scope, *Route) { return s, s.given }
 
-// From returns the call in ctx, or nil, and the route, or nil. The call may be one of another channel.
-func From(ctx context.Context) (*Call, *Route) {
+// From returns the scope of the call in ctx, or nil, and the route, or nil. The call may be one of another channel.
+func From(ctx context.Context) (*Scope, *Route) {
 	if s, ok := ctx.Value(ctxKey{}).(scope); ok {
 		return s.scope()
 	}
@@ -341,6 +349,7 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 	if !once && !patched {
 		return o.Attempts
 	}
+	a.coded = true
 	a.codec = &requestCodec{CodecV2: o.codec, call: c, msg: msg, once: once}
 	return append(slices.Clip(o.Attempts), grpc.ForceCodecV2(a.codec))
 }

@@ -72,7 +72,8 @@ func (c *Call) newLegs(b *Binding) *legs {
 	}
 	l := &legs{codec: codec, answered: make(chan struct{}), usage: policy.NoUsage}
 	p := &l.prefill
-	p.handle, p.leg, p.legs, p.key.abort, p.key.filled = c.handle, true, l, c.key.abort, true
+	p.Scope = &Scope{handle: c.handle, call: p}
+	p.leg, p.legs, p.key.abort, p.key.filled = true, l, c.key.abort, true
 	p.key.request.Method, p.key.request.Answer, p.key.request.Session = q.Method, q.Answer, q.Session
 	p.key.request.PromptTokens, p.reserved.binding, p.outcome.result.Usage = q.PromptTokens, b, policy.NoUsage
 	return l

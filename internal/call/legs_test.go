@@ -22,7 +22,7 @@ func connectedReplica() *policy.Replica {
 
 // prefilledCall is one whose decode leg is to begin at another replica.
 func prefilledCall(ctx context.Context, by *policy.Replica) *Call {
-	c := &Call{Context: ctx, legs: &legs{until: time.Now().Add(lease / 2)}}
+	c := &Call{Scope: &Scope{Context: ctx}, legs: &legs{until: time.Now().Add(lease / 2)}}
 	c.legs.prefill.reserved.held.Decision.Replica = by
 	return c
 }

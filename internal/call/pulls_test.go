@@ -112,7 +112,7 @@ func TestPullsOfSessions(t *testing.T) {
 	}}
 	h := NewHandle(nil, nil)
 	kept := func(r *Route) bool {
-		c := &Call{handle: h, route: r, legs: &legs{session: "s", turn: m.Turn(request)}}
+		c := &Call{Scope: &Scope{handle: h}, route: r, legs: &legs{session: "s", turn: m.Turn(request)}}
 		c.reserved.held.Decision.Replica = connectedReplica()
 		c.legs.keeps(c, last)
 		return h.pulls.size > 0

@@ -44,16 +44,16 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 	}
 	if !asked {
 		if b.Probe != nil && backoff == 0 {
-			b.Router.Prepare(c, q) // it may take longer than replicas are waited for
+			b.Router.Prepare(c.Scope, q) // it may take longer than replicas are waited for
 			asks := time.Now()
-			b.Probe(c, q)
+			b.Probe(c.Scope, q)
 			probed = time.Since(asks)
 		}
 		reserve, err := func(ctx context.Context, legs *router.Legs) error {
 			return b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff, Legs: legs})
 		}, error(nil)
 		if c.legs == nil && !b.Router.Fleet.Divided() {
-			err = reserve(c, nil)
+			err = reserve(c.Scope, nil)
 		} else {
 			err = c.inLegs(b, reserve)
 		}
@@ -133,7 +133,7 @@ func (r *reservation) ask(c *Call, b *Binding, m *Central, q *policy.Request) (m
 	if len(b.Router.View().Connected()) == 0 {
 		return false, nil // only gRPC can help
 	}
-	b.Router.Prepare(c, q)
+	b.Router.Prepare(c.Scope, q)
 	own := q.Exclude
 	defer func() { q.Exclude = own }()
 	for asked := 1; ; asked++ {

@@ -26,7 +26,7 @@ func TestKeepIsBounded(t *testing.T) {
 		}
 	}
 	keep := func(n int) *Resume {
-		r := &Resume{call: &Call{handle: h}}
+		r := &Resume{call: &Call{Scope: &Scope{handle: h}}}
 		r.call.Attempts.call = r.call
 		r.call.key.request.Method = method
 		r.Keep(request(n))

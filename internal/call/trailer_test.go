@@ -61,7 +61,7 @@ func TestReported(t *testing.T) {
 			r := policytest.NewRouter(t, p, policytest.Fleet(1))
 			replica := r.View().Replicas()[0]
 			done := balancer.DoneInfo{Err: c.err, Trailer: c.trailer, BytesSent: true}
-			rpc := &Call{Context: t.Context(), handle: NewHandle(nil, nil)}
+			rpc := &Call{Scope: &Scope{Context: t.Context(), handle: NewHandle(nil, nil)}}
 			rpc.reserved.binding = &Binding{Router: r}
 			require.NoError(t, r.Reserve(t.Context(), &rpc.key.request, &rpc.reserved.held, router.How{NoWait: true}))
 			rpc.Finished(done)
