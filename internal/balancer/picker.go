@@ -137,7 +137,7 @@ func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
 type bare struct {
 	call.Call
 	scope call.Scope
-	done func(balancer.DoneInfo)
+	done  func(balancer.DoneInfo)
 }
 
 var bares sync.Pool
