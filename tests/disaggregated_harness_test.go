@@ -161,7 +161,7 @@ type kvFleet struct {
 // kvOptions are those of a fleet.
 type kvOptions struct {
 	prefills, decodes, boths int
-	lease, keep              time.Duration
+	lease, keep              time.Duration // in engine time, 50 times as fast; lease is of the other waits, too
 	// pair is the label of an engine; nil = all have the same.
 	pair func(id string) string
 	// moment is called at each moment of each leg.
@@ -227,7 +227,7 @@ func startKVEngine(t testing.TB, flow kvFlow, a policy.Attributes, o kvOptions) 
 	t.Helper()
 	e := &kvEngine{Attributes: a}
 	d := &grpcserver.Disaggregation{
-		Role: grpcserver.Role(a.Role), Connector: flow.connector, Lease: o.lease, Keep: o.keep,
+		Role: grpcserver.Role(a.Role), Connector: flow.connector, Lease: o.lease, Timeout: o.lease, Keep: o.keep,
 		EngineID: "engine of " + a.ID,
 	}
 	if o.moment != nil {
@@ -336,7 +336,8 @@ func (f *kvFleet) restart(e *kvEngine, o kvOptions) {
 		return err == nil
 	})
 	d := &grpcserver.Disaggregation{
-		Role: grpcserver.Role(e.Role), Connector: f.flow.connector, Lease: o.lease, Keep: o.keep, EngineID: "engine of " + e.ID,
+		Role: grpcserver.Role(e.Role), Connector: f.flow.connector, EngineID: "engine of " + e.ID,
+		Lease: o.lease, Timeout: o.lease, Keep: o.keep,
 		Listen: e.KVBootstrap,
 	}
 	s, err := grpcserver.Start(lis, grpcserver.Config{

@@ -94,7 +94,7 @@ func TestDisaggregatedDeathsUnderLoad(t *testing.T) {
 	calm := race.Of[int64](50, 10) // calls between two deaths
 	for _, flow := range kvFlows {
 		t.Run(flow.name, func(t *testing.T) {
-			o := kvOptions{prefills: 2, decodes: 2}
+			o := kvOptions{prefills: 2, decodes: 2, lease: 250 * time.Second}
 			f := startKVFleet(t, flow, o)
 			calls := startLoad(t, 8, func(w, i int) {
 				messages, err := f.call(deadlineOf(time.Minute), fmt.Sprintf("%d of %d", i, w))
