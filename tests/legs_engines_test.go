@@ -1,18 +1,24 @@
 package tests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protodesc"
@@ -23,6 +29,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/lab/race"
 )
 
 // A legEngine is an engine whose stubs are not in the tree: the part of its proto that a call in two legs uses. $ids
@@ -183,39 +190,66 @@ func mapEntry(field, value string) *descriptorpb.DescriptorProto {
 	return m
 }
 
-// An engineFleet is a channel to a prefill and a decode replica of an engine.
+// An engineFleet is a channel to prefill and decode replicas of an engine.
 type engineFleet struct {
 	t     testing.TB
 	e     *legEngine
 	types protoreflect.MessageDescriptors
 	cc    *grpc.ClientConn
 	m     *meter
-	met   chan int64 // the prefill leg's room
+	rooms sync.Map // where legs meet
+	first func()   // called when a call has its first answer
 	calls int
 	ids   string // of the last call: calls share no prefix
 
 	mu   sync.Mutex // guards what follows
 	legs map[string]*dynamicpb.Message
+	// at is called before and behind the first message of a leg, with what stops its replica; nil = it is not.
+	at func(ctx context.Context, role string, behind bool, stop func()) error
 }
 
-func startEngineFleet(t testing.TB, e *legEngine) *engineFleet {
-	f := &engineFleet{t: t, e: e, types: e.types(t), m: newMeter(t), met: make(chan int64)}
-	serve := func(role string) string {
-		l := listenLoopback(t)
-		s := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { return f.serve(role, s) }))
-		var done sync.WaitGroup
-		done.Go(func() { _ = s.Serve(l) })
-		t.Cleanup(func() {
-			s.Stop()
-			done.Wait()
-		})
-		return l.Addr().String()
+// startEngineFleet starts so many replicas of each role.
+func startEngineFleet(t testing.TB, e *legEngine, n int) *engineFleet {
+	f := &engineFleet{t: t, e: e, types: e.types(t), m: newMeter(t), first: func() {}}
+	var all []policy.Attributes
+	for i := range n {
+		for role, a := range map[string]policy.Attributes{
+			"p": {Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"}, "d": {Role: policy.RoleDecode, Weight: 1},
+		} {
+			var stop func()
+			a.Address, stop = serveUnknown(t, func(s grpc.ServerStream) error { return f.serve(role, s, stop) })
+			a.ID = fmt.Sprint(role, i)
+			all = append(all, a)
+		}
 	}
-	f.cc = dial(t, "engine:///x", grpc.WithResolvers(newDirectory("engine", members(
-		policy.Attributes{ID: "p", Address: serve("p"), Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"},
-		policy.Attributes{ID: "d", Address: serve("d"), Role: policy.RoleDecode, Weight: 1},
-	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), f.m.option)
+	f.cc = dial(t, "engine:///x", grpc.WithResolvers(newDirectory("engine", members(all...))),
+		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"retry_ratio":"off"`)), f.m.option)
+	seen := map[string]bool{}
+	eventually(t, "calls in two legs at all replicas", func() bool {
+		var d client.Decision
+		_, legs, err := f.call(client.WithDecision(deadline(t), &d))
+		if err == nil && len(legs) == 2 {
+			seen[d.Prefill], seen[d.Replica] = true, true
+		}
+		return len(seen) == 2*n
+	})
 	return f
+}
+
+// serveUnknown serves any method until the test ends, or stop.
+func serveUnknown(t testing.TB, handle func(grpc.ServerStream) error) (addr string, stop func()) {
+	l, done := listenLoopback(t), make(chan struct{})
+	s := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { return handle(s) }))
+	go func() {
+		defer close(done)
+		_ = s.Serve(l)
+	}()
+	stop = sync.OnceFunc(func() {
+		s.Stop()
+		<-done
+	})
+	t.Cleanup(stop)
+	return l.Addr().String(), stop
 }
 
 // message builds a message of text.
@@ -246,50 +280,51 @@ func (f *engineFleet) room(m protoreflect.Message) int64 {
 }
 
 // serve serves a leg. Legs with rooms answer once both are in the same one.
-func (f *engineFleet) serve(role string, s grpc.ServerStream) error {
+func (f *engineFleet) serve(role string, s grpc.ServerStream, stop func()) error {
 	q := dynamicpb.NewMessage(f.types.ByName("Request"))
 	if err := s.RecvMsg(q); err != nil {
 		return err
 	}
-	if method, _ := grpc.MethodFromServerStream(s); method != f.e.method { // an Abort: an earlier attempt has ended
+	if method, _ := grpc.MethodFromServerStream(s); method != f.e.method { // an Abort: an attempt before has ended
 		return s.SendMsg(dynamicpb.NewMessage(f.types.ByName("Response")))
 	}
 	f.mu.Lock()
 	f.legs[role] = q
+	at := f.at
 	f.mu.Unlock()
+	if at == nil {
+		at = func(context.Context, string, bool, func()) error { return nil }
+	}
 	if f.e.room != "" {
-		if err := f.meet(s.Context(), role, f.room(q)); err != nil {
+		if err := f.meet(s.Context(), f.room(q)); err != nil {
 			return err
 		}
 	}
+	answer, n := f.e.answer, 1
 	switch {
 	case role == "d":
-		return s.SendMsg(f.message("Response", f.e.answer, 0, 7))
+		n = 7
 	case f.e.ready != "":
-		return s.SendMsg(f.message("Response", f.e.ready, 0, 1))
+		answer = f.e.ready
 	}
-	return s.SendMsg(f.message("Response", f.e.answer, 0, 1))
+	if err := at(s.Context(), role, false, stop); err != nil {
+		return err
+	}
+	if err := s.SendMsg(f.message("Response", answer, 0, n)); err != nil {
+		return err
+	}
+	return at(s.Context(), role, true, stop)
 }
 
-// meet waits for the other leg, which must be in the same room.
-func (f *engineFleet) meet(ctx context.Context, role string, room int64) error {
-	if role == "p" {
-		select {
-		case f.met <- room:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	}
+// meet waits for the other leg in a room.
+func (f *engineFleet) meet(ctx context.Context, room int64) error {
+	door, _ := f.rooms.LoadOrStore(room, make(chan struct{}))
 	select {
-	case other := <-f.met:
-		if other != room {
-			return fmt.Errorf("room %d, not %d", room, other)
-		}
-		return nil
+	case door.(chan struct{}) <- struct{}{}:
+	case <-door.(chan struct{}):
 	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return ctx.Err()
 }
 
 // call makes a call and returns its answers, and its legs by role.
@@ -313,7 +348,9 @@ func (f *engineFleet) call(ctx context.Context) (answers []proto.Message, legs m
 	for err == nil {
 		m := dynamicpb.NewMessage(f.types.ByName("Response"))
 		if err = s.RecvMsg(m); err == nil {
-			answers = append(answers, m)
+			if answers = append(answers, m); len(answers) == 1 {
+				f.first()
+			}
 		}
 	}
 	if errors.Is(err, io.EOF) {
@@ -324,38 +361,116 @@ func (f *engineFleet) call(ctx context.Context) (answers []proto.Message, legs m
 	return answers, maps.Clone(f.legs), err
 }
 
-// Each leg of an engine without stubs in the tree gets the application's request plus exactly the fields that the
-// engine needs. The application gets the answer of the decode leg, with the usage of both.
+// check checks every field of both legs of the last call.
+func (f *engineFleet) check(legs map[string]*dynamicpb.Message) {
+	f.t.Helper()
+	require.Len(f.t, legs, 2)
+	var room int64
+	if f.e.room != "" {
+		room = f.room(legs["p"])
+		require.Positive(f.t, room)
+	} else {
+		require.NotEmpty(f.t, f.e.decode)
+	}
+	for role, adds := range map[string]string{"p": f.e.prefill, "d": cmp.Or(f.e.decode, f.e.prefill)} {
+		require.True(f.t, proto.Equal(f.request(adds, room), legs[role]), "%s: %s", role, adds)
+	}
+}
+
+// idle waits until nothing is reserved.
+func (f *engineFleet) idle() {
+	f.t.Helper()
+	eventually(f.t, "nothing is reserved", func() bool { return f.m.ongoing(f.t) == 0 })
+}
+
+// Each leg of an engine without stubs in the tree gets the application's request with exactly what the engine wants on
+// top, and the application the answer of the decode leg, with the usage of both.
 func TestLegsOfEveryEngine(t *testing.T) {
 	for _, e := range legEngines {
 		t.Run(e.name, func(t *testing.T) {
-			f := startEngineFleet(t, &e)
-			eventually(t, "a call in two legs", func() bool {
-				_, legs, err := f.call(deadline(t))
-				return err == nil && len(legs) == 2
-			})
+			f := startEngineFleet(t, &e, 1)
 			var d client.Decision
 			answers, legs, err := f.call(client.WithDecision(deadline(t), &d))
 			require.NoError(t, err)
 			require.Len(t, answers, 1)
 			require.True(t, proto.Equal(f.message("Response", e.answer, 0, 7), answers[0]), "%v", answers[0])
-			var room int64
-			if e.room != "" {
-				room = f.room(legs["p"])
-				require.Positive(t, room)
-			} else {
-				require.NotEmpty(t, e.decode)
-			}
-			if e.decode == "" {
-				e.decode = e.prefill
-			}
-			for role, adds := range map[string]string{"p": e.prefill, "d": e.decode} {
-				want := f.request(adds, room)
-				require.True(t, proto.Equal(want, legs[role]), "%s: %s", role, adds)
-			}
-			require.Equal(t, "d", d.Replica)
+			f.check(legs)
+			require.Equal(t, "d0", d.Replica)
 			require.Equal(t, 7, d.Usage.OutputTokens)
-			eventually(t, "nothing is reserved", func() bool { return f.m.ongoing(t) == 0 })
+			f.idle()
+		})
+	}
+}
+
+// A replica of either role dies before or behind its first message: the call is served, unless the application has a
+// part of the answer.
+func TestLegsOfEveryEngineDie(t *testing.T) {
+	for _, e := range legEngines {
+		for _, role := range []string{"p", "d"} {
+			for _, behind := range []bool{false, true} {
+				t.Run(fmt.Sprintf("%s/%s/%t", e.name, role, behind), func(t *testing.T) {
+					f := startEngineFleet(t, &e, 2)
+					var struck atomic.Bool
+					answered := make(chan struct{})
+					f.first = sync.OnceFunc(func() { close(answered) })
+					f.mu.Lock()
+					f.at = func(ctx context.Context, at string, is bool, stop func()) error {
+						if at != role || is != behind || !struck.CompareAndSwap(false, true) {
+							return nil
+						}
+						if at == "d" && behind { // what was sent may be lost with the connection
+							select {
+							case <-answered:
+							case <-ctx.Done():
+							}
+						}
+						go stop()
+						<-ctx.Done()
+						return ctx.Err()
+					}
+					f.mu.Unlock()
+					answers, legs, err := f.call(deadline(t))
+					if role == "d" && behind {
+						require.Equal(t, codes.Unavailable, status.Code(err))
+						require.Len(t, answers, 1)
+					} else {
+						require.NoError(t, err)
+						require.Len(t, answers, 1)
+						f.check(legs)
+					}
+					require.True(t, struck.Load() || role == "p" && behind, "the call does not wait for the end of a prefill leg")
+					f.idle()
+				})
+			}
+		}
+	}
+}
+
+// Calls end at random moments: nothing stays reserved.
+func TestLegsOfEveryEngineAreCancelled(t *testing.T) {
+	for _, e := range legEngines {
+		t.Run(e.name, func(t *testing.T) {
+			f, rng := startEngineFleet(t, &e, 2), rand.New(rand.NewPCG(17, 6))
+			start := time.Now()
+			_, _, err := f.call(deadline(t))
+			require.NoError(t, err)
+			took, cancelled := time.Since(start), 0
+			for range race.Of(60, 20) {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rng.Int64N(int64(2*took))))
+				switch _, _, err := f.call(ctx); status.Code(err) {
+				case codes.OK:
+				case codes.DeadlineExceeded, codes.Canceled:
+					cancelled++
+				default:
+					t.Errorf("%v", err)
+				}
+				cancel()
+			}
+			require.Positive(t, cancelled)
+			f.idle()
+			_, legs, err := f.call(deadline(t))
+			require.NoError(t, err)
+			f.check(legs)
 		})
 	}
 }
