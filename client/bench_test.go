@@ -43,8 +43,8 @@ func (s *instant) RecvMsg(any) error {
 	return io.EOF
 }
 
-// bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and what claims
-// the held of a call as a picker does.
+// bound returns interceptors whose one channel is bound to a Router of 8 replicas that are always ready, and a
+// function that claims the held of a call as a picker does.
 func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt *router.Router, claim func(context.Context) *call.Call) {
 	set, err := newChannels[Option](nil)
 	require.NoError(tb, err)
@@ -85,8 +85,8 @@ func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt
 	}
 }
 
-// BenchmarkInterceptors is what warmpath itself costs a call: the interceptor,
-// the request key, the policy, the held, and their release.
+// BenchmarkInterceptors is the cost that warmpath adds to a call: the interceptor, the request key, the policy,
+// the held, and their release.
 func BenchmarkInterceptors(b *testing.B) {
 	for _, name := range []string{"prefix_cache_affinity", "power_of_two_choices"} {
 		set, cc, _, claim := bound(b, fmt.Sprintf(`{"policy":{%q:{}}}`, name))
@@ -132,12 +132,12 @@ func benchmarkInterceptors(
 	})
 }
 
-// endless is a stream that has a message whenever one is wanted.
+// endless is a stream that always has a message.
 type endless struct{ instant }
 
 func (s *endless) RecvMsg(any) error { return nil }
 
-// BenchmarkReceive is what warmpath itself costs a message behind the first one.
+// BenchmarkReceive is the cost that warmpath adds to each message after the first.
 func BenchmarkReceive(b *testing.B) {
 	set, cc, _, claim := bound(b, `{"policy":{"power_of_two_choices":{}}}`)
 	s, err := set.stream(b.Context(), &grpc.StreamDesc{ServerStreams: true}, cc, "/p.S/M",

@@ -38,7 +38,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// The balancer of a target without a scheme knows the channel's handle before any pick, too.
+// The balancer of a target without a scheme has the channel's handle before any pick, too.
 func TestTargetsWithoutScheme(t *testing.T) {
 	for _, target := range []string{"localhost:1", "engines.default.svc:1", "dns:///localhost:1"} {
 		var schemes []string
@@ -50,7 +50,7 @@ func TestTargetsWithoutScheme(t *testing.T) {
 	}
 }
 
-// broken is a config that JSON cannot have.
+// broken is a config that JSON cannot represent.
 type broken struct{ F func() }
 
 func (broken) Name() string { return "broken" }

@@ -13,8 +13,8 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// A channel whose config needs ZeroMQ is refused where that is not linked, and the error names the import. Events through
-// gRPC need none.
+// A channel whose config needs ZeroMQ is refused where that is not linked, and the error names the import. Events
+// over gRPC need none.
 func TestZeroMQIsLinkedByImport(t *testing.T) {
 	deps, err := exec.Command("go", "list", "-deps", "github.com/warmpath/warmpath/client").Output()
 	require.NoError(t, err)

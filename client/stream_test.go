@@ -11,7 +11,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// The first message ends the prefill, also where the application looked at the header before.
+// The first message ends the prefill, also where the application has read the header before.
 func TestFirstMessageAfterHeader(t *testing.T) {
 	for _, header := range []bool{false, true} {
 		set, cc, router, claim := bound(t, `{"policy":{"kv_aware":{}}}`)

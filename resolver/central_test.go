@@ -16,7 +16,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// ChooseReplicas implements the service as choose says; a server without it is an older one.
+// ChooseReplicas implements the service with choose; a server without it is an older one.
 func (s *lookaside) ChooseReplicas(stream grpc.BidiStreamingServer[warmpathv1.ChooseReplicasRequest, warmpathv1.ChooseReplicasResponse]) error {
 	for {
 		m, err := stream.Recv()
@@ -51,7 +51,7 @@ func (s *lookaside) chooses(f func(*warmpathv1.ChooseReplicasRequest) *warmpathv
 	s.choose = f
 }
 
-// to is the answer that names a replica.
+// to returns an answer that names a replica.
 func to(id string, reservation string) *warmpathv1.ChooseReplicasResponse {
 	return &warmpathv1.ChooseReplicasResponse{Result: &warmpathv1.ChooseReplicasResponse_Chosen{Chosen: &warmpathv1.ChooseReplicaResponse{
 		Replica: &warmpathv1.ChosenReplica{Id: id}, Decision: &warmpathv1.Decision{Reason: "ring", Place: -1},
@@ -70,14 +70,14 @@ func central(incarnation, more string, addresses ...string) func(*warmpathv1.Wat
 	}
 }
 
-// called makes a call that fails rather than to wait, and says how it was decided.
+// called makes a call without waiting, and returns its decision.
 func called(t *testing.T, cc *grpc.ClientConn) (d client.Decision, err error) {
 	t.Helper()
 	_, err = healthpb.NewHealthClient(cc).Check(client.WithDecision(t.Context(), &d), &healthpb.HealthCheckRequest{})
 	return d, err
 }
 
-// until makes calls, none of which may fail, until one was decided like this.
+// until makes calls, none of which may fail, until one has this reason.
 func until(t *testing.T, cc *grpc.ClientConn, reason string) client.Decision {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; {
@@ -90,7 +90,7 @@ func until(t *testing.T, cc *grpc.ClientConn, reason string) client.Decision {
 	}
 }
 
-// released waits until as many reservations were made as were released.
+// released waits until all these reservations are released.
 func (s *lookaside) released(t *testing.T, all map[string]bool) {
 	t.Helper()
 	for len(all) > 0 {
@@ -127,7 +127,7 @@ func TestCentralServerFails(t *testing.T) {
 	s.thaw()
 	until(t, cc, "central")
 
-	s.chooses(func(*warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse { return to("nobody", "#n") })
+	s.chooses(func(*warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse { return to("unknown", "#n") })
 	for range 20 {
 		until(t, cc, "fallback_local")
 	}
@@ -139,7 +139,7 @@ func TestCentralServerFails(t *testing.T) {
 	for range 20 {
 		until(t, cc, "fallback_local")
 	}
-	s.chooses(func(*warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse { return nil }) // loses questions
+	s.chooses(func(*warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse { return nil }) // answers no pick
 	for range 20 {
 		until(t, cc, "fallback_local")
 	}
@@ -151,14 +151,14 @@ func TestCentralServerFails(t *testing.T) {
 		until(t, cc, "fallback_local")
 	}
 	s = startServer(t, s.address, central("b", `"`, at...))
-	until(t, cc, "fallback_local") // it is an older one
+	until(t, cc, "fallback_local") // an older server
 	s.kill()
 	s = startServer(t, s.address, central("c", `"`, at...))
 	s.chooses(first)
 	until(t, cc, "central")
 }
 
-// What is answered too late, or not to be used, is given back; every reservation is released exactly once.
+// A reservation whose answer is late or unusable is released; every reservation is released exactly once.
 func TestReservationsAreReleased(t *testing.T) {
 	_, at := serveReplicas(t, 2)
 	s := startServer(t, "", central("a", `"`, at...))
@@ -169,7 +169,7 @@ func TestReservationsAreReleased(t *testing.T) {
 		id := fmt.Sprint("#", n)
 		made <- id
 		if n%3 == 0 {
-			return to("nobody", id)
+			return to("unknown", id)
 		}
 		return to(at[n%2], id)
 	})
@@ -183,7 +183,7 @@ func TestReservationsAreReleased(t *testing.T) {
 	until(t, cc, "fallback_local")
 	s.thaw()
 	until(t, cc, "central")
-	// Nobody makes another: whoever reads the questions has none left.
+	// No more are made: the stream of picks has no request left.
 	all := make(map[string]bool)
 	for len(made) > 0 {
 		all[<-made] = true
@@ -221,8 +221,8 @@ func TestCentralFailsClosed(t *testing.T) {
 	})
 }
 
-// Where only the server may decide, and it names who cannot be reached from here, it is asked for another.
-func TestCentralNamesWhoIsGone(t *testing.T) {
+// With central_only, the client picks again where the server names an unreachable replica.
+func TestCentralNamesAnUnreachableReplica(t *testing.T) {
 	_, live := serveReplicas(t, 1)
 	at := append([]string{deadAddress(t), deadAddress(t), deadAddress(t), deadAddress(t)}, live...)
 	s := startServer(t, "", central("a", `_only","central_deadline":"1s"`, at...))
@@ -239,7 +239,7 @@ func TestCentralNamesWhoIsGone(t *testing.T) {
 		return to(at[i], id)
 	})
 	cc := watching(t, "warmpath://"+s.address+"/")
-	for end := time.Now().Add(20 * time.Second); ; { // the stream for questions is open
+	for end := time.Now().Add(20 * time.Second); ; { // the stream of picks is open
 		if d, err := called(t, cc); err == nil && d.Reason == "central" {
 			break
 		}
@@ -258,7 +258,7 @@ func TestCentralNamesWhoIsGone(t *testing.T) {
 	s.released(t, all)
 }
 
-// A server may be newer than its clients: what they do not know of its config they pass over, and go by the rest.
+// A server may be newer than its clients: they skip unknown fields of its config, and use the rest.
 func TestNewerServer(t *testing.T) {
 	_, at := serveReplicas(t, 2)
 	s := startServer(t, "", func(*warmpathv1.WatchStart) *answer {

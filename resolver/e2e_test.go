@@ -32,7 +32,7 @@ import (
 	"github.com/warmpath/warmpath/resolver"
 )
 
-// A replica is a server on loopback that takes down the :authority of its calls.
+// replica is a server on loopback that records the :authority of its calls.
 type replica struct {
 	address string
 
@@ -149,8 +149,7 @@ func call(t *testing.T, cc *grpc.ClientConn) string {
 	return p.Addr.String()
 }
 
-// callAll calls until every one of the replicas has answered, and nobody else
-// does any more.
+// callAll calls until each of these replicas, and no other, answers.
 func callAll(t *testing.T, cc *grpc.ClientConn, replicas ...*replica) {
 	t.Helper()
 	want := map[string]bool{}
@@ -205,9 +204,8 @@ func TestFileEndToEnd(t *testing.T) {
 	assert.Equal(t, []string{"c.example:443"}, c.seen())
 }
 
-// Every replica has a certificate for itself alone, and shows it to a client
-// that asks for that replica. (All of 127.0.0.0/8 is loopback on Linux; elsewhere
-// the second address may have to be added.)
+// Every replica has a certificate of its own, and presents it to a client that expects that replica. (All of
+// 127.0.0.0/8 is loopback on Linux; elsewhere the second address may have to be added.)
 func TestStaticTLS(t *testing.T) {
 	ca := newAuthority(t)
 	a := serve(t, "127.0.0.1", ca.server(t, "127.0.0.1"))
@@ -231,8 +229,8 @@ func TestFileTLS(t *testing.T) {
 	assert.Equal(t, []string{names[1]}, b.seen())
 }
 
-// A name in the user's credentials or dial options goes before the replicas' own,
-// in the handshake and in the header.
+// A name in the user's credentials or dial options overrides the replicas' own, in the handshake and in the
+// header.
 func TestChosenNameTLS(t *testing.T) {
 	ca := newAuthority(t)
 	a := serve(t, "127.0.0.1", ca.server(t, "llm.example"))
@@ -252,8 +250,7 @@ func TestChosenNameTLS(t *testing.T) {
 	}
 }
 
-// A channel that slept while the file changed finds the new fleet, under the new
-// replicas' own names.
+// A channel that was idle while the file changed has the new fleet, under the new replicas' own names.
 func TestFileIdle(t *testing.T) {
 	ca := newAuthority(t)
 	names := []string{"a.example", "b.example"}
@@ -273,7 +270,7 @@ func TestFileIdle(t *testing.T) {
 	assert.Equal(t, []string{"b.example"}, b.seen())
 }
 
-// A bad target fails the call, and says what is wrong.
+// A bad target fails the call with an error that names the cause.
 func TestBadTargetEndToEnd(t *testing.T) {
 	for target, want := range map[string]string{
 		"warmpath:///a:1,a:1":          "a:1 is already the address of entry 1",

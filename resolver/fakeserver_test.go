@@ -20,7 +20,7 @@ type (
 	watcher = grpc.BidiStreamingServer[warmpathv1.WatchReplicasRequest, answer]
 )
 
-// A lookaside is a look-aside server that says what a test tells it to.
+// lookaside is a look-aside server that a test controls.
 type lookaside struct {
 	warmpathv1.UnimplementedRoutingServiceServer
 	address string
@@ -139,8 +139,8 @@ func (s *lookaside) thaw() {
 	}
 }
 
-// say tells all who watch.
-func (s *lookaside) say(m *answer) {
+// send sends a message to all watchers.
+func (s *lookaside) send(m *answer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.streams {
@@ -155,7 +155,7 @@ func (s *lookaside) started(t *testing.T) *warmpathv1.WatchStart {
 	case start := <-s.starts:
 		return start
 	case <-time.After(20 * time.Second):
-		require.Fail(t, "nobody watches")
+		require.Fail(t, "no watch")
 		return nil
 	}
 }
@@ -181,7 +181,7 @@ func serviceConfig(version uint64, policy string) *warmpathv1.ConfigUpdate {
 	return &warmpathv1.ConfigUpdate{Version: version, ServiceConfig: fmt.Sprintf(`{"loadBalancingConfig":[{"warmpath":{"policy":{%q:{}}}}]}`, policy)}
 }
 
-// deadAddress is one at which nobody listens.
+// deadAddress returns an address without a listener.
 func deadAddress(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

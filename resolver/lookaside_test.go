@@ -24,7 +24,7 @@ import (
 	"github.com/warmpath/warmpath/resolver"
 )
 
-// soon makes a test of lost servers end: a server is silent for a moment only where it is frozen.
+// soon makes a test of lost servers end: a server counts as silent after one second, which only a frozen one is.
 var soon = timing.Timing{Silence: time.Second, Grace: 50 * time.Millisecond, Return: 50 * time.Millisecond, Step: 10 * time.Millisecond, Retry: 10 * time.Millisecond}
 
 // watching dials a deployment.
@@ -39,7 +39,7 @@ func watching(t *testing.T, target string, opts ...grpc.DialOption) *grpc.Client
 	return cc
 }
 
-// ask makes a call that fails rather than to wait, and says who answered.
+// ask makes a call without waiting, and returns the address that answered.
 func ask(t *testing.T, cc *grpc.ClientConn) (string, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -52,15 +52,15 @@ func ask(t *testing.T, cc *grpc.ClientConn) (string, error) {
 	return p.Addr.String(), nil
 }
 
-// goesOn makes calls, of which none may be lost, until enough is enough.
+// goesOn makes calls, none of which may fail, until enough is true.
 func goesOn(t *testing.T, cc *grpc.ClientConn, enough func(got map[string]bool) bool) {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); ; {
 		got := map[string]bool{}
 		for range 8 {
-			who, err := ask(t, cc)
+			address, err := ask(t, cc)
 			require.NoError(t, err)
-			got[who] = true
+			got[address] = true
 		}
 		if enough(got) {
 			return
@@ -69,7 +69,7 @@ func goesOn(t *testing.T, cc *grpc.ClientConn, enough func(got map[string]bool) 
 	}
 }
 
-// exactly says that these replicas answer, and no other.
+// exactly returns whether these replicas answer, and no other.
 func exactly(addresses ...string) func(map[string]bool) bool {
 	want := map[string]bool{}
 	for _, a := range addresses {
@@ -106,9 +106,9 @@ func TestServerIsGoneAndComesBackEmpty(t *testing.T) {
 			return false
 		}
 	})
-	s.say(&answer{Fleet: &warmpathv1.FleetUpdate{Version: 2, Replicas: fleetOf(at[1:]...).Replicas}})
+	s.send(&answer{Fleet: &warmpathv1.FleetUpdate{Version: 2, Replicas: fleetOf(at[1:]...).Replicas}})
 	goesOn(t, cc, exactly(at[1:]...))
-	s.say(&answer{Fleet: &warmpathv1.FleetUpdate{Version: 3, Removed: []uint32{1}}})
+	s.send(&answer{Fleet: &warmpathv1.FleetUpdate{Version: 3, Removed: []uint32{1}}})
 	goesOn(t, cc, exactly(at[2]))
 }
 
@@ -119,13 +119,13 @@ func TestServerNamesReplicasThatDoNotExist(t *testing.T) {
 	goesOn(t, cc, exactly(at...))
 	wrong := fleetOf(deadAddress(t), "no.such.host.invalid:1")
 	wrong.Replicas[0].Number, wrong.Replicas[1].Number, wrong.Version = 7, 8, 2
-	s.say(&answer{Fleet: wrong})
+	s.send(&answer{Fleet: wrong})
 	s.kill()
 	s = startServer(t, s.address, func(*warmpathv1.WatchStart) *answer { return &answer{Incarnation: "b", Fleet: wrong} })
 	s.started(t)
 	n := 0
 	goesOn(t, cc, func(map[string]bool) bool { n++; return n == 20 })
-	s.say(&answer{Fleet: &warmpathv1.FleetUpdate{Version: 3, Snapshot: true, Replicas: []*warmpathv1.Replica{{Number: 9, Address: at[1]}}}})
+	s.send(&answer{Fleet: &warmpathv1.FleetUpdate{Version: 3, Snapshot: true, Replicas: []*warmpathv1.Replica{{Number: 9, Address: at[1]}}}})
 	goesOn(t, cc, exactly(at[1]))
 }
 
@@ -151,7 +151,7 @@ func TestFrozenServerIsLeftForTheOther(t *testing.T) {
 	goesOn(t, cc, func(got map[string]bool) bool { return len(got) >= 2 })
 }
 
-// A channel that was idle while the server died knows what it knew.
+// A channel that was idle while the server ended keeps its fleet.
 func TestIdleChannelNeedsNoServer(t *testing.T) {
 	_, at := serveReplicas(t, 2)
 	s := startServer(t, "", always("a", at...))
@@ -171,7 +171,7 @@ func TestIdleChannelNeedsNoServer(t *testing.T) {
 func TestNothingIsKnownYet(t *testing.T) {
 	s := startServer(t, "", always("a"))
 	s.freeze()
-	for name, target := range map[string]string{"nobody listens": deadAddress(t), "frozen": s.address} {
+	for name, target := range map[string]string{"no listener": deadAddress(t), "frozen": s.address} {
 		t.Run(name, func(t *testing.T) {
 			_, err := ask(t, watching(t, "warmpath://"+target+"/chat"))
 			require.Equal(t, codes.Unavailable, status.Code(err))
@@ -180,11 +180,11 @@ func TestNothingIsKnownYet(t *testing.T) {
 	}
 }
 
-// What a server refuses with is not the status of the calls, and those that are to wait do so.
+// A server's refusal is not the status of the calls, and calls that wait for ready go on waiting.
 func TestServerRefuses(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	refuses := grpc.NewServer() // it has no such service
+	refuses := grpc.NewServer() // without the service
 	done := make(chan error)
 	go func() { done <- refuses.Serve(l) }()
 	cc := watching(t, "warmpath://"+l.Addr().String()+"/chat")
@@ -206,7 +206,7 @@ func TestServerRefuses(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// decided says which policy decided a call.
+// decided returns the policy that decided a call.
 func decided(t *testing.T, cc *grpc.ClientConn) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
@@ -228,11 +228,11 @@ func TestPushedPolicy(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool { return decided(t, cc) == policy }, 20*time.Second, time.Millisecond)
 	}
-	s.say(&answer{Config: serviceConfig(2, "consistent_hash")})
+	s.send(&answer{Config: serviceConfig(2, "consistent_hash")})
 	until("consistent_hash")
-	s.say(&answer{Config: serviceConfig(3, "no_such_policy"), Fleet: fleetOf(at...)})
-	s.say(&answer{Config: &warmpathv1.ConfigUpdate{Version: 4}, Fleet: fleetOf(at...)})
-	s.say(&answer{Config: serviceConfig(5, "round_robin")})
+	s.send(&answer{Config: serviceConfig(3, "no_such_policy"), Fleet: fleetOf(at...)})
+	s.send(&answer{Config: &warmpathv1.ConfigUpdate{Version: 4}, Fleet: fleetOf(at...)})
+	s.send(&answer{Config: serviceConfig(5, "round_robin")})
 	for {
 		policy := decided(t, cc)
 		if policy == "round_robin" {
@@ -245,8 +245,8 @@ func TestPushedPolicy(t *testing.T) {
 	require.Equal(t, "round_robin", decided(t, own))
 }
 
-// What is under way is reported, and taken back when it has ended.
-func TestBookingsAreReported(t *testing.T) {
+// Reservations are reported while their calls are under way, and end with them.
+func TestReservationsAreReported(t *testing.T) {
 	_, at := serveReplicas(t, 1)
 	s := startServer(t, "", always("a", at...))
 	cc := watching(t, "warmpath://"+s.address+"/")
@@ -275,7 +275,7 @@ func TestBookingsAreReported(t *testing.T) {
 			}
 		}
 	}
-	s.say(&answer{Load: &warmpathv1.LoadUpdate{Snapshot: true, NextMs: 10}})
+	s.send(&answer{Load: &warmpathv1.LoadUpdate{Snapshot: true, NextMs: 10}})
 	reported(1)
 	runtime.KeepAlive(stream) // an abandoned one would end
 	end()

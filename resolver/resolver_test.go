@@ -22,7 +22,7 @@ import (
 	_ "github.com/warmpath/warmpath/resolver/file"
 )
 
-// clientConn takes down what a resolver says.
+// clientConn records what a resolver reports.
 type clientConn struct {
 	resolver.ClientConn // nil: nothing else may be called
 	states              chan resolver.State
@@ -32,8 +32,7 @@ func newClientConn() *clientConn {
 	return &clientConn{states: make(chan resolver.State, 1000)}
 }
 
-// UpdateState answers as a channel does that cannot use the state; a resolver
-// must not mind.
+// UpdateState answers like a channel that cannot use the state; a resolver must ignore that.
 func (c *clientConn) UpdateState(s resolver.State) error {
 	c.states <- s
 	return errors.New("bad resolver state")
@@ -121,7 +120,7 @@ func TestStaticTargets(t *testing.T) {
 			authority := b.(resolver.AuthorityOverrider).OverrideAuthority(target)
 			assert.Equal(t, "warmpath.invalid", authority)
 			cc := newClientConn()
-			// Twice, as a channel that comes back from idleness does.
+			// Twice, as a channel that leaves idleness does.
 			for range 2 {
 				r, err := b.Build(target, cc, resolver.BuildOptions{Authority: authority})
 				require.NoError(t, err)
@@ -188,14 +187,14 @@ func TestRefusedTargets(t *testing.T) {
 			}
 		})
 	}
-	// What grpc would hand to the dns resolver, with an obscure error.
+	// What grpc would pass to the dns resolver, with an obscure error.
 	assert.ErrorContains(t, Check("warmpath://a:1,b:x"), "the target begins with warmpath:///")
 	assert.ErrorContains(t, Check("warmpath:///%zz"), "the target begins with warmpath:///")
 	assert.NoError(t, Check("dns:///nowhere"))
 	assert.NoError(t, Check("localhost:50051"))
 }
 
-// A user's choice of authority holds for every replica.
+// A user's choice of authority applies to every replica.
 func TestChosenAuthority(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	write(t, path, "replicas: [{address: 'a:1'}, {address: 'b:1', server_name: b}]")
@@ -297,8 +296,8 @@ func TestFileChanges(t *testing.T) {
 	assert.Equal(t, 1, strings.Count(text, "level=INFO msg=\"warmpath: the fleet file is good again\""), text)
 }
 
-// A channel keeps its authority while its resolver is rebuilt over a file that
-// has changed, or that was not there at first.
+// A channel keeps its authority while its resolver is rebuilt over a file that has changed, or that did not exist
+// at first.
 func TestFileAuthorityOutlivesTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	target := parse(t, "warmpath-file://"+path)
@@ -345,7 +344,7 @@ func FuzzTarget(f *testing.F) {
 		}
 		cc := newClientConn()
 		r, err := b.Build(target, cc, resolver.BuildOptions{Authority: authority})
-		// Check is given the text, in which the parser may have mended something.
+		// Check gets the text itself, which the parser may have corrected.
 		require.Equal(t, err == nil, Check(u.String()) == nil, "%q", u.String())
 		if err != nil {
 			require.Equal(t, "warmpath.invalid", authority)

@@ -34,7 +34,7 @@ func TestTolerate(t *testing.T) {
 	}
 }
 
-// Whatever a server pushes, what is left is no less a config than it was, and nothing is left to take out.
+// Whatever a server pushes, the rest is as valid a config as before, and has nothing left to remove.
 func FuzzTolerate(f *testing.F) {
 	f.Add(`{"loadBalancingConfig":[{"warmpath":{"mode":"x","ejection":{"y":2}}},{"round_robin":{}}]}`)
 	f.Add(`{"loadBalancingConfig":[{"warmpath":{"ejection":null,"mode":null}}]}`)

@@ -25,8 +25,7 @@ import (
 	"github.com/warmpath/warmpath/tokenizers/internal/tiktoken"
 )
 
-// counting is an encoder between tokens that stand around every prompt; it counts the
-// bytes that it encodes.
+// counting is an encoder between fixed tokens at both ends of every prompt; it counts the bytes that it encodes.
 type counting struct {
 	*bpe.Encoder
 	bytes atomic.Int64
@@ -70,7 +69,7 @@ func (upper) Render(c requestkey.Chat) (string, error) {
 	return b.String(), nil
 }
 
-// open opens a config and returns the encoder behind it too.
+// open opens a config and also returns the encoder behind it.
 func open(t testing.TB, c tokenize.Config, log *bytes.Buffer) (*tokenize.Prompts, *counting) {
 	t.Helper()
 	return openWith(t, c, tokenize.Options{}, log)
@@ -116,25 +115,24 @@ func chatText(t testing.TB, json string) string {
 
 var parts = []string{"the quick brown fox ", "jumps\n\n", "  over  ", "1234 ", "日本語", "é'LL ", "func() {\n\treturn\n}\n", "\n", " ", strings.Repeat("x", 300), strings.Repeat(" ", 200)}
 
-// However the cache is filled, and however little it holds, a prompt's tokens are those
-// of its text alone.
+// However the cache is filled, and however little it holds, a prompt's tokens are those of its text alone.
 func TestCachedTokensAreTheTokens(t *testing.T) {
 	for _, budget := range []int64{0, 100 << 10, -1} {
 		p, e := openWith(t, local(t), tokenize.Options{CacheBytes: budget}, nil)
 		r := rand.New(rand.NewPCG(8, uint64(budget)))
-		talks := []string{"", "", ""}
+		conversations := []string{"", "", ""}
 		for range 60 {
-			i := r.IntN(len(talks))
+			i := r.IntN(len(conversations))
 			for range r.IntN(60) {
-				talks[i] += parts[r.IntN(len(parts))]
+				conversations[i] += parts[r.IntN(len(parts))]
 			}
-			if len(talks[i]) > 30_000 { // another that begins alike
-				talks[i] = talks[r.IntN(len(talks))][:10_000*r.IntN(2)]
-				talks[i] = strings.ToValidUTF8(talks[i], "")
+			if len(conversations[i]) > 30_000 { // another one with the same beginning
+				conversations[i] = conversations[r.IntN(len(conversations))][:10_000*r.IntN(2)]
+				conversations[i] = strings.ToValidUTF8(conversations[i], "")
 			}
-			want, err := e.Encoder.Encode(context.Background(), []uint32{begin}, talks[i], 0, len(talks[i]))
+			want, err := e.Encoder.Encode(context.Background(), []uint32{begin}, conversations[i], 0, len(conversations[i]))
 			require.NoError(t, err)
-			got := ask(t, p, talks[i])
+			got := ask(t, p, conversations[i])
 			require.Equal(t, append(want, end), got)
 		}
 	}
@@ -190,11 +188,11 @@ func TestChats(t *testing.T) {
 	require.NotContains(t, log.String(), "broken")
 }
 
-func TestAnEnginesEndpoint(t *testing.T) {
-	var asked atomic.Int32
+func TestEndpointOfAnEngine(t *testing.T) {
+	var calls atomic.Int32
 	leave := make(chan struct{})
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		if asked.Add(1) > 3 {
+		if calls.Add(1) > 3 {
 			<-leave
 		}
 		_, _ = w.Write([]byte(`{"tokens":[5,6,7]}`))
@@ -208,12 +206,12 @@ func TestAnEnginesEndpoint(t *testing.T) {
 	for range 3 {
 		require.Equal(t, []uint32{5, 6, 7}, ask(t, p, "text"))
 	}
-	require.EqualValues(t, 1, asked.Load(), "it is remembered")
+	require.EqualValues(t, 1, calls.Load(), "the result is cached")
 	ask(t, p, chatText(t, `{"messages":[{"role":"user","content":"hi"}]}`))
-	require.EqualValues(t, 2, asked.Load())
+	require.EqualValues(t, 2, calls.Load())
 	_, err := p.Tokenize(context.Background(), &policy.Request{Model: "another", Prompt: policy.Prompt{Text: "text"}})
 	require.NoError(t, err)
-	require.EqualValues(t, 3, asked.Load(), "another model has other tokens")
+	require.EqualValues(t, 3, calls.Load(), "another model has other tokens")
 	_, err = p.Tokenize(context.Background(), &policy.Request{Prompt: policy.Prompt{Text: "slow"}})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Contains(t, log.String(), "context deadline exceeded")

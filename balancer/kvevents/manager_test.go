@@ -82,7 +82,7 @@ func TestManagerFollowsTheFleet(t *testing.T) {
 	require.Len(t, m.Status(), 1, "closed")
 }
 
-// The Router forgets the cache of a replica that was restarted, which may show after its events.
+// The Router clears the cache of a restarted replica, which may show after its events.
 func TestManagerFollowsAnotherInstanceAgain(t *testing.T) {
 	p := newPublisher(t)
 	p.publish(one(t, 0), false)
@@ -130,8 +130,8 @@ func TestBlockSizesThatDiffer(t *testing.T) {
 	require.Eventually(t, func() bool { return slices.Equal(want, problems()) }, 30*time.Second, time.Millisecond, want)
 }
 
-// One that joins a port that cannot listen shows that at once, not with the next try.
-func TestJoiningAPortThatCannotListen(t *testing.T) {
+// A replica that joins at a port that cannot listen has that problem at once, not after the next attempt.
+func TestPortThatCannotListen(t *testing.T) {
 	ended := make(chan struct{})
 	close(ended)
 	const address = "127.0.0.1:5557"
@@ -147,7 +147,7 @@ func TestJoiningAPortThatCannotListen(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// control is a connection to an engine that names its sources.
+// control is a connection to an engine that reports its sources.
 type control struct {
 	grpc.ClientConnInterface
 	reply []byte
@@ -184,7 +184,7 @@ func TestManagerAsksTheEngineForItsSources(t *testing.T) {
 	}, 30*time.Second, time.Millisecond)
 }
 
-// Why nothing can be had is logged once, and again after something came.
+// The cause of missing events is logged once, and again after events came.
 func TestUnreachableSourceIsLoggedOnce(t *testing.T) {
 	p := newPublisher(t)
 	var log logged

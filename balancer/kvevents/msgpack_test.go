@@ -89,7 +89,7 @@ func TestBytesByHand(t *testing.T) {
 	}}, b.Events)
 }
 
-// Every order of fields that the reference knows, in arrays and in maps.
+// Every order of fields in the reference, in arrays and in maps.
 func TestFieldOrders(t *testing.T) {
 	hashes, tokens := array{1, 2}, array{1, 2, 3, 4}
 	base := kvevents.Event{Kind: kvevents.Stored, Hashes: []uint64{1, 2}, Parent: 9, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2}
@@ -145,7 +145,7 @@ func TestFieldOrders(t *testing.T) {
 	}
 }
 
-// What SGLang publishes: the salt by name, and with speculation each token beside the next one.
+// What SGLang publishes: the salt by name, and with speculation each token next to the following one.
 func TestSGLangsFields(t *testing.T) {
 	b := decode(context.Background(), pack(t, array{1.5, array{dict{
 		"type": "BlockStored", "block_hashes": array{1, 2}, "parent_block_hash": 9, "token_ids": array{array{5, 6}, array{6, 7}}, "block_size": 1,
@@ -184,7 +184,7 @@ func TestSaltIsTheFirstBlocksOnlyKey(t *testing.T) {
 	}
 }
 
-// What cannot be read is counted, and what stands beside it is kept.
+// Unreadable events are counted, and the others of their batch are kept.
 func TestUnreadableIsCounted(t *testing.T) {
 	good := array{"AllBlocksCleared"}
 	for name, c := range map[string]struct {
@@ -227,7 +227,7 @@ func FuzzDecodeMsgpack(f *testing.F) {
 	})
 }
 
-// checkBatch checks what every decoder promises: nothing larger than what came, and no batch without a trace.
+// checkBatch checks what every decoder guarantees: nothing larger than the input, and no batch without a count.
 func checkBatch(t *testing.T, b *kvevents.Batch, size int) {
 	n := 0
 	for _, e := range b.Events {

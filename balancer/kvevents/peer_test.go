@@ -16,7 +16,7 @@ import (
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
-// publisher is a PUB and a ROUTER socket on loopback, with a say in what is dropped and how replies look.
+// publisher is a PUB and a ROUTER socket on loopback; the test controls what is dropped and how replies look.
 type publisher struct {
 	t      testing.TB
 	lis    [2]net.Listener // PUB, ROUTER
@@ -139,7 +139,7 @@ func (p *publisher) frames(frames ...[]byte) {
 	}
 }
 
-// A message that is too long is not made room for.
+// No memory is allocated for a message that is too long.
 func TestMessagesAreLimited(t *testing.T) {
 	huge := binary.BigEndian.AppendUint64([]byte{longFlag}, 1<<62)
 	many := append([]byte{longFlag | moreFlag}, binary.BigEndian.AppendUint64(nil, kvevents.MaxMessage)...)
@@ -164,7 +164,7 @@ func TestMessagesAreLimited(t *testing.T) {
 	}
 }
 
-// A peer that sends rubbish for a handshake is an error.
+// An invalid handshake of a peer is an error.
 func FuzzHandshake(f *testing.F) {
 	f.Add(append(greeting[:64:64], "\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"...))
 	f.Add(append(greeting[:64:64], "\x04\x08\x05READY\x0bSo"...))

@@ -15,7 +15,7 @@ import (
 
 const testBlock = 4
 
-// ids are n blocks of tokens that begin at from.
+// ids returns n blocks of tokens that begin at from.
 func ids(from, n int) []uint32 {
 	tokens := make([]uint32, n*testBlock)
 	for i := range tokens {
@@ -24,7 +24,7 @@ func ids(from, n int) []uint32 {
 	return tokens
 }
 
-// chained are the hashes of those blocks as a prompt.
+// chained returns the hashes of those blocks in one prompt.
 func chained(tokens []uint32) []uint64 {
 	return kvindex.AppendTokens(nil, tokens, testBlock, kvindex.SeedFor("m", "", ""))
 }
@@ -115,8 +115,8 @@ func TestZMQ(t *testing.T) {
 	}
 }
 
-// The loss of the last message shows in no gap: a quiet engine is asked.
-func TestAQuietEngineIsAsked(t *testing.T) {
+// The loss of the last message shows in no gap: a quiet engine is asked for a replay.
+func TestQuietEngineIsAskedForAReplay(t *testing.T) {
 	p := newPublisher(t)
 	f := subscribe(t, p.address(0), p.address(1), time.Millisecond)
 	<-p.topics
@@ -124,8 +124,8 @@ func TestAQuietEngineIsAsked(t *testing.T) {
 	f.stored(t, 0)
 }
 
-// A replay socket that does not answer is the problem, and costs nothing but what was missed.
-func TestABrokenReplayIsInTheStatus(t *testing.T) {
+// A replay socket that does not answer is a problem in the status, and loses only the missing messages.
+func TestBrokenReplayIsInTheStatus(t *testing.T) {
 	p := newPublisher(t)
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

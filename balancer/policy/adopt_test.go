@@ -22,7 +22,7 @@ func TestAdoptionConfig(t *testing.T) {
 		`{"shadow_policy":{"kv_aware":{},"a":{}}}`:          `config: shadow_policy: 2 are named, a, kv_aware; name one`,
 		`{"percentage":101}`:                                "config: percentage: 101 is not between 0 and 100",
 		`{"percentage":"5"}`:                                "config: percentage: it is a string, not a number",
-		`{"shadow_policy":{"nobody":{}}}`:                   `config: shadow_policy: "nobody" is unknown`,
+		`{"shadow_policy":{"nosuch":{}}}`:                   `config: shadow_policy: "nosuch" is unknown`,
 		`{"shadow_policy":{"kv_aware":{"kv_tokens":-1}}}`:   "config: shadow_policy.kv_aware: kv_tokens",
 	} {
 		_, err := policy.ParseConfig([]byte(text))
@@ -34,7 +34,7 @@ func TestAdoptionConfig(t *testing.T) {
 	}
 }
 
-// A config that says nothing of adoption is sent to clients as it was before there was any.
+// A config without adoption fields is sent to clients without them.
 func TestAdoptionIsSilent(t *testing.T) {
 	c, err := policy.ParseConfig(nil)
 	require.NoError(t, err)
@@ -71,7 +71,8 @@ func ask(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	return b.Decision
 }
 
-// So many of a hundred sessions are the policy's, and it is the same ones in every process and at every higher percentage.
+// This percentage of a hundred sessions uses the policy, and it is the same ones in every process and at every
+// higher percentage.
 func TestPercentage(t *testing.T) {
 	mine := func(r *router.Router) (all map[int]bool) {
 		all = make(map[int]bool)
@@ -100,8 +101,8 @@ func TestPercentage(t *testing.T) {
 	require.Len(t, mine(r), 1000)
 }
 
-// Every replica gets as many calls while the kill switch is on, whatever the key, and what the policy knew is still known
-// when it is off again.
+// Every replica gets equally many calls while the kill switch is on, whatever the key, and the policy keeps its
+// state for the time after.
 func TestKillSwitch(t *testing.T) {
 	r := routerOf(t, `{"policy":{"prefix_cache_affinity":{}}}`, 4)
 	prompt := func() *policy.Request {
@@ -112,14 +113,14 @@ func TestKillSwitch(t *testing.T) {
 	home := ask(t, r, prompt())
 	require.Equal(t, home.Replica.ID, ask(t, r, prompt()).Replica.ID)
 	require.NoError(t, r.Rollout.Set(new(policy.Limit(policy.Off))))
-	require.Zero(t, r.Uses(), "nothing is looked at")
+	require.Zero(t, r.Uses(), "the policy needs no part of a request")
 	got := make(map[string]int)
 	for range 40 {
 		q := prompt()
 		d := ask(t, r, q)
 		got[d.Replica.ID]++
 		require.Equal(t, policy.ReasonRoundRobin, d.Reason)
-		require.Nil(t, q.Prepared, "the policy was asked")
+		require.Nil(t, q.Prepared, "the policy was called")
 	}
 	require.Equal(t, map[string]int{"r0": 10, "r1": 10, "r2": 10, "r3": 10}, got)
 	require.NoError(t, r.Rollout.Set(nil))
@@ -128,8 +129,8 @@ func TestKillSwitch(t *testing.T) {
 	require.Equal(t, 1600, d.MatchedTokens)
 }
 
-// A shadow decides on every request and is not obeyed; it learns from where they went, and predicts what it would have matched.
-// Issue 12.27: and what was cached where they went, whatever policy sent them there.
+// A shadow decides on every request without effect. It learns from the real routes, and predicts its own matches.
+// Issue 12.27: it also predicts what was cached on the replica that served the request, whatever policy chose it.
 func TestShadowPolicy(t *testing.T) {
 	r := routerOf(t, `{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`, 4)
 	differs, matched, actual := 0, 0, 0
@@ -138,7 +139,7 @@ func TestShadowPolicy(t *testing.T) {
 		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 1600)})
 		d := ask(t, r, q)
 		require.Equal(t, policy.ReasonRoundRobin, d.Reason, "the shadow was obeyed")
-		name, shadow, there, ok := router.Shadow(q)
+		name, shadow, cached, ok := router.Shadow(q)
 		require.Equal(t, "prefix_cache_affinity", name)
 		require.True(t, ok)
 		require.NotNil(t, shadow.Replica)
@@ -146,11 +147,11 @@ func TestShadowPolicy(t *testing.T) {
 			differs++
 		}
 		matched += shadow.MatchedTokens
-		actual += there
-		if i < 4 { // the first there
-			require.Zero(t, there)
+		actual += cached
+		if i < 4 { // the first request of each replica
+			require.Zero(t, cached)
 		} else {
-			require.Equal(t, 1600, there, "it has been there")
+			require.Equal(t, 1600, cached, "it has been there")
 		}
 		if i > 0 {
 			require.Positive(t, shadow.MatchedTokens, "it learns where requests went")
@@ -174,13 +175,13 @@ func TestShadowOfAnother(t *testing.T) {
 		q := &policy.Request{}
 		q.SetPrompt(policy.Prompt{Text: "the same for all, and long enough to be more than a block of text, which it is by now"})
 		d := ask(t, r, q)
-		_, shadow, there, ok := router.Shadow(q)
+		_, shadow, cached, ok := router.Shadow(q)
 		require.True(t, ok)
 		require.Zero(t, shadow.MatchedTokens)
 		if shadow.Replica != d.Replica {
 			differs++
 		}
-		actual += there
+		actual += cached
 	}
 	require.Equal(t, 6, differs, "turns meet one replica of four two times of eight")
 	require.Positive(t, actual)

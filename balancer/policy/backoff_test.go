@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// Issue 12.27: the defaults are those that Ray has, and each part can be chosen.
+// Issue 12.27: the defaults are Ray's, and each field can be set.
 func TestBackoffWaits(t *testing.T) {
 	waits := func(b policy.Backoff, n int) (ms []int64) {
 		for i := range n {

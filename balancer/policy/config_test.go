@@ -181,7 +181,7 @@ func TestNewRouter(t *testing.T) {
 	require.Equal(t, "r0", policytest.Route(t, r, &policy.Request{}))
 	require.NoError(t, r.Close())
 
-	_, err = router.FromConfig(&policy.Config{Policy: policy.Selection{Name: "nobody's"}}, nil)
+	_, err = router.FromConfig(&policy.Config{Policy: policy.Selection{Name: "nosuch"}}, nil)
 	require.ErrorContains(t, err, "choose one of")
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policytest"
 )
 
-// Every built-in policy, as its name and no config give it, keeps the rules of all.
+// Every built-in policy, by its name and without a config, keeps the rules for all policies.
 func TestBuiltinsConform(t *testing.T) {
 	for _, name := range []string{roundrobin.Name, poweroftwo.Name, consistenthash.Name, prefixaffinity.Name, kvaware.Name} {
 		t.Run(name, func(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// ejectionOf is what a Router of the config ejects by.
+// ejectionOf returns the outlier detection of a Router of the config.
 func ejectionOf(t *testing.T, c *policy.Config) (e policy.Ejection) {
 	t.Helper()
 	r, err := router.FromConfig(c, func(o *router.Options) { e = *o.Ejection })

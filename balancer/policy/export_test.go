@@ -6,7 +6,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ParseYAML reads a config as the files of the look-aside server and of explain have it.
+// ParseYAML reads a config as the files of the look-aside server and of explain contain it.
 func ParseYAML(data []byte) (*Config, error) {
 	raw, err := yaml.YAMLToJSONStrict(data)
 	if err != nil {

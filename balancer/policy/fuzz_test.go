@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// A config that is taken as YAML is the same when it is written as JSON, and can be served.
+// A config that is accepted as YAML is the same when it is written as JSON, and can be served.
 func FuzzParseYAML(f *testing.F) {
 	for _, s := range []string{
 		"", "policy: {consistent_hash: {num_fallback_replicas: 1}}", "max_ongoing_requests: 64\nsession_keys: [a, b]\n", "policy:\n  kv_aware:\n",

@@ -17,9 +17,9 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-// Who is next is whom the policy picks when the one before is excluded; and asking changes nothing of what it picks
-// afterwards. Two Routers are asked the same; one of them is also asked who would be next.
-func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
+// Next returns what the policy picks when the replicas before are excluded, and does not change later picks. Two
+// Routers get the same requests; for one of them Next is called as well.
+func TestNextIsWhatThePolicyWouldPick(t *testing.T) {
 	for _, name := range []string{roundrobin.Name, consistenthash.Name, prefixaffinity.Name, kvaware.Name} {
 		t.Run(name, func(t *testing.T) {
 			fleet := policytest.Fleet(9)
@@ -28,15 +28,15 @@ func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
 				require.NoError(t, err)
 				return policytest.NewRouter(t, p, fleet, func(o *router.Options) { o.Rand = routertest.Seeded(3) })
 			}
-			asked, twin := rt(), rt()
+			called, twin := rt(), rt()
 			for i := range 200 {
 				q, same := routertest.Request(4*i), routertest.Request(4*i) // with all keys: nothing is drawn at random
-				b, c := policytest.Pick(t, asked, q), policytest.Pick(t, twin, same)
+				b, c := policytest.Pick(t, called, q), policytest.Pick(t, twin, same)
 				require.Equal(t, c.Decision.Replica.ID, b.Decision.Replica.ID, "request %d", i)
-				next := asked.Next(q, b.Decision.Replica, 3, nil)
+				next := called.Next(q, b.Decision.Replica, 3, nil)
 				require.Len(t, next, 3)
 				if name == roundrobin.Name || name == kvaware.Name {
-					continue // to pick there would leave something behind in the twin
+					continue // a pick there would change the twin
 				}
 				same.Exclude = []string{b.Decision.Replica.ID}
 				for _, d := range next {
@@ -52,8 +52,8 @@ func TestNextIsWhomThePolicyWouldPick(t *testing.T) {
 	}
 }
 
-// Who takes turns says who has the next one, and that one gets it.
-func TestNextInTurn(t *testing.T) {
+// In a rotation Next returns the following replica, and the next pick gets that one.
+func TestNextInRotation(t *testing.T) {
 	p, err := policy.New(roundrobin.Name, nil)
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, p, policytest.Fleet(4))
@@ -67,7 +67,7 @@ func TestNextInTurn(t *testing.T) {
 	}
 }
 
-// The cheapest of the others is next by cost: those who hold more of the prompt first.
+// By cost, the cheapest of the others is next: replicas that hold more of the prompt first.
 func TestNextByCost(t *testing.T) {
 	p, err := policy.New(kvaware.Name, nil)
 	require.NoError(t, err)

@@ -6,7 +6,7 @@ package policy_test
 //
 //	case                                             why there is no test
 //	RR: kwargs are ignored                           a config with an unknown field is refused instead: TestParseConfigRefuses
-//	RR: 0 routing tasks after teardown               there are no tasks: the goroutine of the call picks; nobody pending is tested
+//	RR: 0 routing tasks after teardown               there are no tasks: the call picks; no pending request is tested
 //	CH: 0 <= hash < 2^64                             the type says so
 //	CH: num_virtual_nodes "many"                     the parser refuses it: TestParseConfigRefuses
 //	CH: backoff of 999 s, one task in backoff,       nothing backs off: a request waits in the queue and a release serves it at

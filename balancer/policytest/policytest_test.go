@@ -30,7 +30,7 @@ func TestFillReleasesTheOldest(t *testing.T) {
 	require.Equal(t, map[string]int{"r0": 0, "r1": 0}, routertest.Ongoing(r))
 }
 
-// leastLoaded is the shortest policy there is.
+// leastLoaded is a minimal policy.
 func leastLoaded() policy.Policy {
 	return policy.Policy{Choose: func(q *policy.Request, v policy.View) policy.Decision {
 		if r := v.LeastLoaded(q); r != nil {
@@ -56,7 +56,7 @@ func (r *recorder) Errorf(format string, args ...any) {
 	r.errors = append(r.errors, fmt.Sprintf(format, args...))
 }
 
-func TestCheckSeesWhatIsWrong(t *testing.T) {
+func TestCheckFindsErrors(t *testing.T) {
 	fleet := policytest.Bounded(policytest.Fleet(5), 1)
 	fleet[2].Draining = true
 	fleet[3].Models = []string{"other"}

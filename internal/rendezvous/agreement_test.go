@@ -16,8 +16,8 @@ import (
 
 const conversationTrace = "/work/shared/traces/mooncake_conversation.jsonl"
 
-// learnt is how many requests a client has to have seen.
-const learnt = 200
+// learned is how many requests a client needs to have seen.
+const learned = 200
 
 // cut returns the blocks of every request.
 func cut(rs []workload.Request) [][]uint64 {
@@ -30,9 +30,9 @@ func cut(rs []workload.Request) [][]uint64 {
 	return prompts
 }
 
-// agreement gives each request of a workload to one of the clients at random and,
-// once some have learnt, now and then asks those for the block that distinguishes a
-// prompt. It returns the share of pairs of clients that agree.
+// agreement gives each request of a workload to one of the clients at random. Once some clients have learned
+// enough, it compares now and then their blocks that distinguish a prompt. It returns the share of pairs of
+// clients that agree.
 func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 {
 	rnd := rand.New(rand.NewPCG(3, 4))
 	all := make([]*Popularity, clients)
@@ -44,7 +44,7 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 		if i%(7*clients) == 0 {
 			var chosen []int
 			for _, p := range all {
-				if p.now.requests+p.before.requests >= learnt {
+				if p.now.requests+p.before.requests >= learned {
 					key, _ := find(p, blocks, replicas)
 					chosen = append(chosen, key)
 				}
@@ -63,11 +63,10 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 	return float64(same) / float64(pairs)
 }
 
-// Clients differ on a prefix whose share of the requests is about 1/N, as near as
-// what they have seen can tell: of the 32 prefixes of cross-session the first has
-// 0.246 of the requests, which 4 replicas cannot tell from 1/4, and the shares of most
-// are within a factor of two of 1/64. Each of the four prefixes of coding-agents has about
-// 1/4 of them, so 4 replicas are left out there.
+// Clients differ on a prefix whose share of the requests is about 1/N, within the accuracy of what they have seen:
+// of the 32 prefixes of cross-session the first has 0.246 of the requests, which 4 replicas cannot distinguish
+// from 1/4, and the shares of most are within a factor of two of 1/64. Each of the four prefixes of coding-agents
+// has about 1/4 of them, so 4 replicas are left out there.
 func TestClientsThatSeeDifferentRequestsAgree(t *testing.T) {
 	names := workload.Names()
 	for _, name := range names[:race.Of(len(names), 2)] {

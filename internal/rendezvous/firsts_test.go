@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-func TestASecondConversationTellsWhatIsCommon(t *testing.T) {
+func TestSecondConversationShowsWhatIsCommon(t *testing.T) {
 	p := NewPopularity()
 	assert.Zero(t, key(p, chained(1, 125, 1, 300)))
 	assert.Equal(t, 125, key(p, chained(1, 125, 2, 400)), "another conversation")
@@ -15,8 +15,8 @@ func TestASecondConversationTellsWhatIsCommon(t *testing.T) {
 	assert.Equal(t, 125, key(p, chained(2, 125, 4, 200)))
 }
 
-// Turns of one conversation are no news: each has the one before as its beginning, but
-// for the piece that follows the last full block.
+// Turns of one conversation are not new conversations: each has the previous one as its beginning, apart from the
+// part after the last full block.
 func TestTurnsAreNotTakenForConversations(t *testing.T) {
 	whole := chained(1, 0, 1, 100)
 	turn := func(n int) []uint64 { return append(whole[:n:n], uint64(n)) }
@@ -30,7 +30,7 @@ func TestTurnsAreNotTakenForConversations(t *testing.T) {
 	}
 }
 
-// The more requests a client has seen, the less a few tell. Few and more tell always.
+// The more requests a client has seen, the less a few of them count. minCount requests and more always count.
 func TestConversationsAreWeighedAgainstTheRequests(t *testing.T) {
 	for _, tt := range []struct{ before, enough int }{{0, 2}, {5, 2}, {8, 3}, {21, 3}, {24, Few + 1}, {40, Few + 1}} {
 		p := NewPopularity()

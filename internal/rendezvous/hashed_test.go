@@ -8,7 +8,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// A prompt that comes hashed is the same prompt.
+// A prompt that arrives as hashes is the same prompt.
 func TestHashedPromptsAreTheSame(t *testing.T) {
 	grain := Grain{Bytes: 8, Tokens: 4}
 	for _, prompt := range []policy.Prompt{

@@ -24,8 +24,7 @@ func chained(family, shared, own, n int) []uint64 {
 	return out
 }
 
-// The distinguishing block of prompts that share so many blocks is the one
-// behind them, whatever their number.
+// The distinguishing block of prompts that share n blocks is the next one, whatever their number.
 func TestKeyIsPastWhatIsShared(t *testing.T) {
 	for _, replicas := range race.Of([]int{2, 4, 16, 100, 1000}, []int{16}) {
 		for _, shared := range []int{0, 1, 2, 3, 5, 31, 32, 33, 63, 64, 100, 125, 127, 128, 129, 500, 1023} {
@@ -45,9 +44,9 @@ func TestKeyIsPastWhatIsShared(t *testing.T) {
 	}
 }
 
-// A prefix that is learnt stays learnt when the generation of counts changes: for
-// no request does a block inside it look unpopular again.
-func TestAHotPrefixStaysKnownAcrossGenerations(t *testing.T) {
+// A learned prefix stays learned when the generation of counts changes: no request sees a block inside it as
+// unpopular again.
+func TestHotPrefixStaysLearnedAcrossGenerations(t *testing.T) {
 	for _, shared := range []int{3, 40, 160, 375} {
 		p := NewPopularity()
 		for i := range 5 * window {
@@ -59,8 +58,8 @@ func TestAHotPrefixStaysKnownAcrossGenerations(t *testing.T) {
 	}
 }
 
-// How many requests it takes to learn a system prompt of 125 blocks.
-func TestANewSystemPromptIsLearntSoon(t *testing.T) {
+// The number of requests that it takes to learn a system prompt of 125 blocks.
+func TestNewSystemPromptIsLearnedSoon(t *testing.T) {
 	p := NewPopularity()
 	at := func(family, from int) int {
 		for i := range 4 * window {
@@ -135,7 +134,7 @@ func BenchmarkPopularity(b *testing.B) {
 	}
 }
 
-// see counts a prompt that is sent, and returns what Find did before.
+// see counts a prompt that is sent, and returns the result of Find before that.
 func see(p *Popularity, blocks []uint64, replicas int) (key, half int) {
 	s := &Prompt{Blocks: Blocks{Hashes: blocks}}
 	p.Find(s, replicas)
@@ -202,7 +201,7 @@ func TestSureOfHalfAShare(t *testing.T) {
 }
 
 // A prompt counts once, however many attempts are made, and not at all if none is sent.
-func TestAPromptCountsOnce(t *testing.T) {
+func TestPromptCountsOnce(t *testing.T) {
 	p := NewPopularity()
 	s := &Prompt{Blocks: Blocks{Hashes: chained(1, 0, 1, 20)}}
 	p.Find(s, 16)
@@ -217,9 +216,9 @@ func TestAPromptCountsOnce(t *testing.T) {
 	}
 }
 
-// Neither attempts that are not sent nor one long prompt end the first phase of a client, in which what conversations
-// share is found by the second.
-func TestANewClientStaysThorough(t *testing.T) {
+// Neither attempts that are not sent nor one long prompt end the first phase of a client, in which the second
+// conversation shows what conversations share.
+func TestNewClientStaysThorough(t *testing.T) {
 	for name, before := range map[string]func(p *Popularity){
 		"not sent": func(p *Popularity) {
 			for i := range 40 {

@@ -12,7 +12,7 @@ func TestReuse(t *testing.T) {
 	assert.InDelta(t, unknownReuse, u.Share(), 1e-9)
 	u.Learn(10, 0)
 	u.Learn(10, -5)
-	assert.InDelta(t, unknownReuse, u.Share(), 1e-9, "a prompt with nothing of its own teaches nothing")
+	assert.InDelta(t, unknownReuse, u.Share(), 1e-9, "a prompt without blocks of its own changes nothing")
 	u.Learn(0, 100)
 	assert.InDelta(t, unknownReuse*reusePrior/(reusePrior+1), u.Share(), 1e-9, "the first weigh more")
 	for range 1000 {
@@ -31,8 +31,8 @@ func TestReuse(t *testing.T) {
 	assert.InDelta(t, 1, u.Share(), 1e-3, "never more than all")
 }
 
-// How fast it is learned does not depend on how long prompts are as a rule, and short ones
-// among long ones count for less.
+// The speed of learning does not depend on the usual length of prompts, and short ones among long ones count for
+// less.
 func TestReuseIsLearnedAtAnyLength(t *testing.T) {
 	var short, long, mixed Reuse
 	for range 100 {

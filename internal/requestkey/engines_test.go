@@ -165,14 +165,14 @@ var engineUsage = []struct {
 	{"mlx", "/mlx.grpc.engine.MlxEngine/Generate", [][]pv{{{"2.3", uint32(10)}, {"2.4", uint32(2)}, {"2.5", uint32(8)}}}, policy.Usage{PromptTokens: 10, OutputTokens: 2, CachedTokens: 8}},
 	{"openengine", "/openengine.v1.Inference/Generate", [][]pv{{{"2", "x"}}, {{"10.1", uint32(10)}, {"10.2", uint32(2)}, {"10.4", uint32(8)}}}, policy.Usage{PromptTokens: 10, OutputTokens: 2, CachedTokens: 8}},
 	{"sglang native", "/sglang.runtime.v1.SglangService/Generate", [][]pv{{{"2[prompt_tokens]", "10"}, {"2[completion_tokens]", "1"}}, {{"2[prompt_tokens]", "10"}, {"2[completion_tokens]", "2"}, {"2[cached_tokens]", "8"}, {"2[id]", "x"}}}, policy.Usage{PromptTokens: 10, OutputTokens: 2, CachedTokens: 8}},
-	{"sglang native, cached not said", "/sglang.runtime.v1.SglangService/TextGenerate", [][]pv{{{"2[prompt_tokens]", "10"}, {"2[completion_tokens]", "none"}}}, policy.Usage{PromptTokens: 10, OutputTokens: -1, CachedTokens: -1}},
+	{"sglang native, cached not reported", "/sglang.runtime.v1.SglangService/TextGenerate", [][]pv{{{"2[prompt_tokens]", "10"}, {"2[completion_tokens]", "none"}}}, policy.Usage{PromptTokens: 10, OutputTokens: -1, CachedTokens: -1}},
 	{"sglang api", "/sglang.api.v1.SglangService/Generate", [][]pv{{{"1.2.2", uint32(10)}, {"1.2.3", int64(1)}}, {{"1.2.2", uint32(10)}, {"1.2.3", int64(2)}}}, policy.Usage{PromptTokens: 10, OutputTokens: 2, CachedTokens: -1}},
 	{"sglang chat", "/sglang.runtime.v1.SglangService/ChatComplete", [][]pv{{{"1", []byte(`{"choices":[{"delta":{"content":"\"usage\":{\"prompt_tokens\":99}"}}],"usage":null}`)}},
 		{{"1", []byte(`data: {"choices":[],"usage":{"prompt_tokens":10,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":8}}}`)}}}, policy.Usage{PromptTokens: 10, OutputTokens: 2, CachedTokens: 8}},
 	{"fmaas", "/fmaas.GenerationService/Generate", [][]pv{{{"1#0.6", uint32(10)}, {"1#0.2", uint32(1)}, {"1#1.6", uint32(20)}, {"1#1.2", uint32(3)}}}, policy.Usage{PromptTokens: 30, OutputTokens: 4, CachedTokens: -1}},
 	{"fmaas stream", "/fmaas.GenerationService/GenerateStream", [][]pv{{{"6", uint32(10)}}, {{"2", uint32(1)}}, {{"2", uint32(2)}}}, policy.Usage{PromptTokens: 10, OutputTokens: 2, CachedTokens: -1}},
 	{"localai", "/backend.Backend/PredictStream", [][]pv{{{"2", uint32(1)}}, {{"2", uint32(2)}, {"3", uint32(10)}}}, policy.Usage{PromptTokens: 10, OutputTokens: 2, CachedTokens: -1}},
-	{"nothing said", "/backend.Backend/Predict", [][]pv{{{"1", "text"}}}, policy.NoUsage},
+	{"nothing reported", "/backend.Backend/Predict", [][]pv{{{"1", "text"}}}, policy.NoUsage},
 }
 
 func TestEngineUsage(t *testing.T) {

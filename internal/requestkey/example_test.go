@@ -10,7 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
-// A service of one's own needs a few lines.
+// A user's own service needs a few lines.
 func Example() {
 	table, err := requestkey.NewTable(dialect.Dialect{
 		Methods: []string{"/my.Service/Generate"},

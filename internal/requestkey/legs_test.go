@@ -70,8 +70,8 @@ var legsOf = []struct {
 		[]pv{{"8.1.1", "42"}}},
 }
 
-// Each leg's request is the application's own merged with the fields of the leg. What the prefill leg hands over goes to
-// the decode leg byte for byte.
+// Each leg's request is the application's own merged with the fields of the leg. What the prefill leg passes on
+// goes to the decode leg byte for byte.
 func TestLegs(t *testing.T) {
 	table := mustTable(t)
 	for _, tt := range legsOf {
@@ -119,7 +119,7 @@ func TestNotSplit(t *testing.T) {
 	require.False(t, table.Lookup("/vllm.Inference/Generate").Splits(nil))
 }
 
-// What the application has set counts also where its stubs do not have the field, as those of a proxy.
+// Fields that the application sets count also where its stubs do not have them, as those of a proxy.
 func TestFieldsThatStubsDoNotHave(t *testing.T) {
 	m := mustTable(t).Lookup("/vllm.Inference/Generate")
 	has := func(more ...pv) *dynamicpb.Message {

@@ -109,8 +109,8 @@ func TestContentsThatAreMessages(t *testing.T) {
 	}
 }
 
-// Issue 12.5: turns whose content cannot be read give no prompt and an error; one with a call of a tool in place of a content
-// is that call.
+// Issue 12.5: turns with unreadable content give no prompt and an error. A turn with a tool call instead of
+// content is that call.
 func TestContentsThatCannotBeRead(t *testing.T) {
 	turn := func(content string) protoreflect.MessageDescriptor {
 		return messageType(t, `message_type { name: "Call" `+field("name", 1, "STRING", false)+`} message_type { name: "Turn" `+
@@ -136,7 +136,7 @@ func TestContentsThatCannotBeRead(t *testing.T) {
 	require.True(t, q.Prompt.Empty())
 	require.ErrorIs(t, err, requestkey.ErrContent)
 
-	for _, image := range []string{"a", "b"} { // beside a text that is empty, and one that is not
+	for _, image := range []string{"a", "b"} { // next to an empty text, and next to another one
 		msg := "\x0a\x0f\x0a\x01u\x12\x05\x0a\x00\x12\x01" + image + "\x12\x03\x0a\x01x"
 		q, err = keyOf(t, dialect.Dialect{Messages: &dialect.Messages{Path: "1", Role: "1", Content: "2[].1"}}, []byte(msg))
 		require.True(t, q.Prompt.Empty())
@@ -162,7 +162,7 @@ func TestContentsThatCannotBeRead(t *testing.T) {
 	require.NotEqual(t, chat("a"), chat("b"))
 }
 
-// A part of a content may stand in a list inside a list, and so may a place of a medium.
+// A part of a content may be in a list inside a list, and so may the position of a medium.
 func TestListsInsideLists(t *testing.T) {
 	file := `message_type { name: "Leaf" ` + field("text", 1, "STRING", false) + field("offset", 2, "UINT32", false) + field("other", 3, "STRING", false) + `}
 		message_type { name: "Group" ` + field("leaves", 3, ".t.Leaf", true) + field("name", 4, "STRING", false) + `}
@@ -230,7 +230,7 @@ func TestOffsetTwice(t *testing.T) {
 	require.NotEqual(t, uint32(7), q.Prompt.Tokens[2])
 }
 
-// Issue 12.5: a path that leads nowhere in the messages of a linked service is refused, with its field.
+// Issue 12.5: a path that does not exist in the messages of a linked service is refused, with its field.
 func TestPathsOfALinkedServiceAreChecked(t *testing.T) {
 	const method = "/grpc.testing.TestService/UnaryCall"
 	for path, d := range map[string]dialect.Dialect{
@@ -258,8 +258,8 @@ func TestPathsOfALinkedServiceAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "the service grpc.testing.TestService has no method Other")
 }
 
-// Issue 12.7: media beside token ids are part of the prompt from the block of their placeholder on, or of all of it where
-// the place is not known. Two images never have the same key, and the same image has it again.
+// Issue 12.7: media next to token ids are part of the prompt from the block of their placeholder on, or of all of
+// it where the position is unknown. Two images never have the same key, and the same image has the same key again.
 func TestMediaBesideTokenIDs(t *testing.T) {
 	builtin, err := requestkey.NewTable()
 	require.NoError(t, err)

@@ -130,7 +130,7 @@ func TestConversationsNeverCollapse(t *testing.T) {
 	}
 }
 
-// A turn more only appends, however the conversation goes on.
+// One more turn only appends, however the conversation goes on.
 func TestRenderingIsAppendOnly(t *testing.T) {
 	turns := []string{
 		`{"role":"system","content":"You are \"helpful\"."}`,
@@ -180,7 +180,7 @@ func TestBodyScalars(t *testing.T) {
 	require.Len(t, q.Session, 32)
 }
 
-// The known mistake of others: a "user" inside the prompt is no session.
+// A known mistake of other implementations: a "user" inside the prompt is no session.
 func TestUserInsideThePrompt(t *testing.T) {
 	q := readBodyOf(t, `{"messages":[{"role":"user","content":"my json: {\"user\": \"mallory\", \"session_id\": \"x\", \"model\":\"evil\"}"}],"user":"alice"}`)
 	require.Equal(t, "alice", q.Session)
@@ -223,7 +223,7 @@ func FuzzJSON(f *testing.F) {
 		if json.Unmarshal(b, &members) != nil {
 			return
 		}
-		// On valid input they agree with encoding/json.
+		// On valid input the results agree with encoding/json.
 		got := map[string]json.RawMessage{}
 		whole := jsonValue{b: b}.each("{}", func(key string, v jsonValue) {
 			require.False(t, v.cut)

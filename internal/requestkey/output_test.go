@@ -16,7 +16,7 @@ const (
 	trtMethod    = "/trtllm.TrtllmService/Generate"
 )
 
-// resuming is a method whose streams go on elsewhere, and the fields of a request that can.
+// resuming is a method whose streams resume at another replica, with the request fields that permit it.
 func resuming(t testing.TB, method string) (*Method, []pv) {
 	table := mustTable(t, dialect.Dialect{Like: method, Resume: true})
 	require.True(t, table.Resumes())
@@ -25,7 +25,7 @@ func resuming(t testing.TB, method string) (*Method, []pv) {
 	return table.Lookup(method), []pv{{"1", "id"}, {tokens, []uint32{1, 2, 3}}, {bound, uint32(6)}}
 }
 
-// What another replica would treat otherwise keeps a request from going on there.
+// A field that another replica would treat differently prevents a resume there.
 func TestOutputOfRequests(t *testing.T) {
 	for _, tt := range []struct {
 		method, what string
@@ -87,7 +87,7 @@ func TestOutputOfRequests(t *testing.T) {
 	output, _ := m.Output(build(t, nil, fields...), 10, false, new(Ends))
 	require.Nil(t, output, "too large")
 	output, _ = mustTable(t).Lookup(smgMethod).Output(build(t, nil, fields...), 1<<20, false, new(Ends))
-	require.Nil(t, output, "not asked for")
+	require.Nil(t, output, "not requested")
 }
 
 func TestResumeIsRefused(t *testing.T) {
@@ -100,7 +100,7 @@ func TestResumeIsRefused(t *testing.T) {
 	}
 }
 
-// An outputStep is a message of an attempt, and what the application gets of it; nil = the same.
+// outputStep is a message of an attempt, and what the application gets of it; nil = the same.
 type outputStep struct{ sent, got []pv }
 
 // Counts and lists of a later attempt become those of the whole stream.
@@ -184,8 +184,8 @@ func TestOutputOfEngines(t *testing.T) {
 	}
 }
 
-// The first token of a greedy output is the prefill leg's. The decode leg's repetition of it is removed; where it has
-// another one, the output goes on behind the token.
+// The first token of a greedy output is that of the prefill leg. The decode leg's repetition of it is removed; a
+// different token is dropped too, and the output goes on after it.
 func TestOutputWithATokenOfThePrefillLeg(t *testing.T) {
 	greedy := map[string][]pv{vllmMethod: nil, smgMethod: {{"4.1", float32(0)}}}
 	vllm := func(text string, more ...pv) []pv {
@@ -262,7 +262,7 @@ func TestOutputWithATokenOfThePrefillLeg(t *testing.T) {
 	}
 }
 
-// Only the first token of an output that is the same everywhere comes from the prefill leg.
+// Only the first token of a deterministic output comes from the prefill leg.
 func TestTokenOfThePrefillLegIsNotWanted(t *testing.T) {
 	for name, tt := range map[string]struct {
 		method string
@@ -290,10 +290,10 @@ func TestTokenOfThePrefillLegIsNotWanted(t *testing.T) {
 	}
 }
 
-// A stream does not go on behind its end, nor where it is not known what it has brought.
+// A stream does not resume after its end, nor where its output so far is unknown.
 func TestOutputThatIsOver(t *testing.T) {
 	smgChunk := func(n uint32, ids ...uint32) []pv { return []pv{{"1.1", ids}, {"1.3", n}} }
-	said := func(text string) []pv { return []pv{{"2.4", []uint32{11}}, {"2.3", uint32(1)}, {"2.2", text}} }
+	reply := func(text string) []pv { return []pv{{"2.4", []uint32{11}}, {"2.3", uint32(1)}, {"2.2", text}} }
 	for name, tt := range map[string]struct {
 		method string
 		more   []pv
@@ -306,10 +306,10 @@ func TestOutputThatIsOver(t *testing.T) {
 		"end of another stream":     {smgMethod, nil, smgChunk(1, 5), false},
 		"count without its ids":     {smgMethod, nil, smgChunk(2, 11), false},
 		"more than the bound":       {smgMethod, nil, smgChunk(7, 1, 2, 3, 4, 6, 7, 8), false},
-		"text":                      {vllmMethod, nil, said("word"), true},
-		"text that is held back":    {vllmMethod, nil, said(""), false},
-		"half of a letter":          {vllmMethod, nil, said("a\uFFFD"), false},
-		"no text":                   {vllmMethod, []pv{{"9.4", false}}, said(""), true},
+		"text":                      {vllmMethod, nil, reply("word"), true},
+		"text that is held back":    {vllmMethod, nil, reply(""), false},
+		"half of a letter":          {vllmMethod, nil, reply("a\uFFFD"), false},
+		"no text":                   {vllmMethod, []pv{{"9.4", false}}, reply(""), true},
 		"all ids again, not so far": {sglangMethod, nil, []pv{{"2.1", []uint32{11, 12}}, {"2.3", uint32(1)}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -21,7 +21,7 @@ func placeAt(t testing.TB, p dialect.Path) *place {
 	return at
 }
 
-// A patch behind an encoded message is the message merged with what the patch holds, as proto.Merge makes it.
+// A patch after an encoded message is the message merged with the patch, as proto.Merge does it.
 func TestPatchMerges(t *testing.T) {
 	base := []pv{
 		{"1", "r"}, {"4.1", []uint32{7, 8}}, {"8.1", uint32(300)}, {"8.2", uint32(5)}, {"10.2", "salt"},
@@ -48,7 +48,7 @@ func TestPatchMerges(t *testing.T) {
 	}
 }
 
-// requireMerged compares a message that has a patch behind it with proto.Merge of the message and the same fields.
+// requireMerged compares a message with a patch after it to proto.Merge of the message and the same fields.
 func requireMerged(t testing.TB, base []pv, patch []byte, same []pv) {
 	t.Helper()
 	both := build(t, nil, slices.Concat(base, same)...) // its type has all fields
@@ -81,7 +81,7 @@ func FuzzPatch(f *testing.F) {
 	})
 }
 
-// The bound of output tokens of every engine is read where it stands.
+// The output token limit of every engine is read from its field.
 func TestMaxTokens(t *testing.T) {
 	table := mustTable(t)
 	for method, at := range map[string]string{

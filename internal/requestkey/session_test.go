@@ -18,7 +18,7 @@ func xxh128(s string) []byte {
 	return sum[:]
 }
 
-// What agents send beside their session.
+// The keys that agents send next to their session.
 func TestAgentKeys(t *testing.T) {
 	const code, dynamo = "x-claude-code-session-id", "x-dynamo-session-id"
 	for name, tt := range map[string]struct {

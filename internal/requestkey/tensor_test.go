@@ -49,7 +49,8 @@ func TestTensorNames(t *testing.T) {
 	require.Equal(t, "a", read(table.Lookup("/inference.GRPCInferenceService/ModelInfer"), everything, msg).Prompt.Text)
 }
 
-// The host keeps what it reads of a message but for the prompt, and the application may use the message's memory again.
+// The host copies what it reads of a message apart from the prompt, and the application may reuse the message's
+// memory.
 func TestReadsAreCopies(t *testing.T) {
 	tensors := build(t, nil, pv{"5#0.1", "lora_task_id"}, pv{"5#0.2", "BYTES"}, pv{"7", [][]byte{[]byte("\x04\x00\x00\x00lora")}})
 	q := read(mustTable(t).Lookup("/inference.GRPCInferenceService/ModelInfer"), everything, tensors)
@@ -63,8 +64,8 @@ func TestReadsAreCopies(t *testing.T) {
 	require.Equal(t, "a session", q.Session)
 }
 
-// The sampling parameters of a KServe request give the adapter, before the tensor of its own. Their
-// other members are not OpenAI's.
+// The sampling parameters of a KServe request give the adapter, before the adapter's own tensor. Their other
+// members are not OpenAI's.
 func TestSamplingParameters(t *testing.T) {
 	m := mustTable(t).Lookup("/inference.GRPCInferenceService/ModelInfer")
 	const parameters = `{"lora_name":"p","max_tokens":12,"model":"x","session_id":"x","user":"x","cache_salt":"x",

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/types/known/structpb"
 )
 
-// turnOf is a turn of the prompt 1, 2, 3 with the output 7, 8: the messages, of which the last has parameters for that
-// many tokens.
+// turnOf is a turn of the prompt 1, 2, 3 with the output 7, 8: the messages, of which the last has parameters for
+// that many tokens.
 func turnOf(t testing.TB, method string, tokens int) (messages []any, params []byte) {
 	json := fmt.Sprintf(`{"do_remote_decode": true, "remote_num_tokens": %d, "remote_blocks_expiry_time": 7.5, `+
 		`"remote_block_ids": [[1,  2]]}`, tokens)
@@ -39,7 +39,7 @@ func readTurn(t *Turn, messages []any) (held Held, ok bool) {
 	return held, ok
 }
 
-// What is held is for prompts that begin with its tokens, in the same context, and go on.
+// A held turn is for prompts that begin with its tokens, in the same context, and go on.
 func TestTurn(t *testing.T) {
 	table := mustTable(t)
 	for _, method := range []string{vllmMethod, smgMethod} {
@@ -85,7 +85,7 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// An output that comes in one message.
+// An output in one message.
 func TestTurnWithoutStream(t *testing.T) {
 	m := mustTable(t).Lookup(smgMethod)
 	turn := m.Turn(build(t, nil, pv{"2.2", []uint32{1, 2, 3}}))
@@ -95,7 +95,7 @@ func TestTurnWithoutStream(t *testing.T) {
 	require.True(t, held.Begins(m, build(t, nil, pv{"2.2", []uint32{1, 2, 3, 7, 8}})))
 }
 
-// Requests whose tokens are not known have no turn, and parameters of other connectors offer nothing.
+// Requests with unknown tokens have no turn, and parameters of other connectors offer nothing.
 func TestNoTurn(t *testing.T) {
 	table := mustTable(t)
 	m := table.Lookup(smgMethod)
@@ -120,7 +120,7 @@ func TestNoTurn(t *testing.T) {
 	}
 }
 
-// The prefill leg has what it pulls in the place of its own parameters.
+// The prefill leg has its pull parameters in place of its own.
 func TestPatchPull(t *testing.T) {
 	table, transfer := mustTable(t), Transfer{}
 	for method, want := range map[string][]pv{

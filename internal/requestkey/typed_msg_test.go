@@ -8,8 +8,7 @@ import (
 	"google.golang.org/protobuf/types/descriptorpb"
 )
 
-// Messages as protoc-gen-go writes them, of vLLM's requests and responses, in a
-// registry of their own.
+// Messages of vLLM's requests and responses as protoc-gen-go writes them, in a registry of their own.
 
 type genRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`

@@ -89,7 +89,7 @@ func TestEncodedStringsAreCopies(t *testing.T) {
 	require.Equal(t, policy.Request{ID: "r", Model: "base", Adapter: "lora", Session: "s", CacheSalt: "c"}, q)
 }
 
-// rawFrame is a message as raw codecs have them.
+// rawFrame is a message of a raw codec.
 type rawFrame struct{ b []byte }
 
 func (f *rawFrame) Bytes() []byte { return f.b }
@@ -149,7 +149,7 @@ func TestOldMessages(t *testing.T) {
 	require.Equal(t, want, read(mustTable(t).Lookup("/unknown/Method"), everything, msg))
 }
 
-// A proxy's frame that has the methods of a message only to be one is read in its encoded form.
+// A proxy's frame that has the methods of a message only to satisfy the interface is read in its encoded form.
 func TestFrameOfAProxy(t *testing.T) {
 	payload := marshal(t, build(t, nil, pv{"1", "r"}, pv{"3", "hello"}))
 	want := policy.Request{ID: "r"}

@@ -94,7 +94,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	require.ErrorIs(t, err, policy.ErrInvalid)
 }
 
-// Of those who count up at once nobody's step is lost.
+// Of concurrent increments none is lost.
 func TestCompareAndSetLosesNothing(t *testing.T) {
 	m := sharedstore.NewMemory(time.Now)
 	var all sync.WaitGroup

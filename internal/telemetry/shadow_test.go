@@ -12,7 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// What a shadow policy would have done stands beside what was done.
+// The shadow policy's decision is recorded next to the real one.
 func TestShadowAttributes(t *testing.T) {
 	c, err := policy.ParseConfig([]byte(`{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`))
 	require.NoError(t, err)

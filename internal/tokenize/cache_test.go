@@ -18,7 +18,8 @@ import (
 
 func keyFor(i int) key { return key{Lo: uint64(i)} }
 
-// What is found is what was put, what was used last is held, and the bytes are never above the budget.
+// A found value is the stored one, the most recently used values are held, and the bytes are never above the
+// budget.
 func TestCache(t *testing.T) {
 	const size = entryOverhead + 4*10
 	const half = 5
@@ -42,15 +43,15 @@ func TestCache(t *testing.T) {
 	}
 }
 
-func TestACacheWithoutABudget(t *testing.T) {
+func TestCacheWithoutABudget(t *testing.T) {
 	none := newCache(-1)
 	none.put(keyFor(1), nil)
 	_, ok := none.get(keyFor(1))
 	require.False(t, ok)
 }
 
-// Work for a key is done by one goroutine at a time. A call that waits keeps its own deadline, and the end of another
-// one's does not end it.
+// One goroutine at a time works for a key. A call that waits keeps its own deadline, and the end of another call
+// does not end it.
 func TestEnter(t *testing.T) {
 	c := newCache(0)
 	ctx := context.Background()
@@ -88,17 +89,17 @@ func (f tokenizerFunc) Tokens(ctx context.Context, _ dialect.TokenizerInput) ([]
 }
 
 // Calls with one prompt end with the one that is refused while they wait: the engine gets one request. The end of
-// another call's own context, or a panic in it, does not end those that wait for it.
+// another call's own context, or a panic in it, does not end the waiting calls.
 func TestFlightsGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		refused, asked := errors.New("refused"), 0
+		refused, calls := errors.New("refused"), 0
 		p := &Prompts{timeout: time.Second, cache: newCache(0), logger: slog.New(slog.DiscardHandler)}
 		ask := func(ctx context.Context) error {
 			_, err := p.Tokenize(ctx, &policy.Request{Prompt: policy.Prompt{Text: "one prompt"}})
 			return err
 		}
 		p.tokenizer = tokenizerFunc(func(ctx context.Context) ([]uint32, error) {
-			asked++
+			calls++
 			select {
 			case <-time.After(20 * time.Millisecond):
 				return nil, refused
@@ -112,10 +113,10 @@ func TestFlightsGoOn(t *testing.T) {
 			wg.Go(func() { require.ErrorIs(t, ask(t.Context()), refused) })
 		}
 		wg.Wait()
-		require.Equal(t, 1, asked)
+		require.Equal(t, 1, calls)
 		require.Equal(t, 20*time.Millisecond, time.Since(began))
 		require.ErrorIs(t, ask(t.Context()), refused)
-		require.Equal(t, 2, asked, "later calls are work of their own")
+		require.Equal(t, 2, calls, "later calls work on their own")
 
 		short, cancel := context.WithCancel(t.Context())
 		wg.Go(func() { require.ErrorIs(t, ask(short), context.Canceled) })
@@ -124,7 +125,7 @@ func TestFlightsGoOn(t *testing.T) {
 		synctest.Wait()
 		cancel()
 		wg.Wait()
-		require.Equal(t, 4, asked)
+		require.Equal(t, 4, calls)
 
 		p.tokenizer = tokenizerFunc(func(context.Context) ([]uint32, error) { panic("a bug") })
 		require.Panics(t, func() { _ = ask(t.Context()) })

@@ -43,7 +43,7 @@ func TestBadConfigs(t *testing.T) {
 	}
 }
 
-func TestWhatIsNotLinkedSaysHow(t *testing.T) {
+func TestMissingImportIsNamed(t *testing.T) {
 	for _, from := range []string{"x", "tiktoken:x"} {
 		require.EqualError(t, Check(json.RawMessage(`{"from":"`+from+`"}`)),
 			`tokenizer.from: this program cannot read it; it must import _ "github.com/warmpath/warmpath/tokenizers"`)

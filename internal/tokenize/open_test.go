@@ -10,14 +10,14 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 )
 
-// closing is a tokenizer whose file is there only where it was opened.
+// closing is a tokenizer with a file that exists only after a successful open.
 type closing struct{ file chan struct{} }
 
 func (c *closing) Tokens(context.Context, dialect.TokenizerInput) ([]uint32, error) { return nil, nil }
 func (c *closing) Close() error                                                     { close(c.file); return nil }
 
-// What opens a tokenizer returns a nil pointer with its error, which is not closed.
-func TestATokenizerThatCannotBeOpened(t *testing.T) {
+// An opener returns a nil pointer with its error, which is not closed.
+func TestTokenizerThatCannotBeOpened(t *testing.T) {
 	missing := errors.New("no such file")
 	dialect.RegisterTokenizer("file", func(string) (dialect.Tokenizer, error) { return (*closing)(nil), missing })
 	t.Cleanup(func() { dialect.RegisterTokenizer("file", nil) })

@@ -17,7 +17,7 @@ import (
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
-// engine serves a handler and returns a tokenizer that asks it.
+// engine serves a handler and returns a tokenizer that calls it.
 func engine(t testing.TB, h http.HandlerFunc) *remote {
 	t.Helper()
 	s := httptest.NewServer(h)
@@ -29,7 +29,7 @@ func engine(t testing.TB, h http.HandlerFunc) *remote {
 	return r
 }
 
-func TestRemoteAsksAsEnginesWant(t *testing.T) {
+func TestRemoteRequestsOfEachEngine(t *testing.T) {
 	var got map[string]any
 	r := engine(t, func(w http.ResponseWriter, q *http.Request) {
 		require.Equal(t, "POST /tokenize application/json", q.Method+" "+q.URL.Path+" "+q.Header.Get("Content-Type"))
@@ -60,7 +60,7 @@ func TestRemoteAsksAsEnginesWant(t *testing.T) {
 	}, got)
 }
 
-func TestRemoteAnswersThatAreNone(t *testing.T) {
+func TestRemoteInvalidAnswers(t *testing.T) {
 	for name, answer := range map[string]string{
 		"nonsense": "<html>", "empty": "", "no tokens": `{"count":3}`, "none": `{"tokens":[]}`, "negative": `{"tokens":[-1]}`,
 		"too large": `{"tokens":[4294967296]}`, "strings": `{"tokens":["a"]}`, "batch": `{"tokens":[[1],[2]]}`, "list": `[1]`,
@@ -85,7 +85,7 @@ func TestRemoteBoundsTheAnswer(t *testing.T) {
 	require.ErrorContains(t, err, "the answer is longer than 16 MiB")
 }
 
-func TestRemoteIsLeftAloneAfterAFailure(t *testing.T) {
+func TestRemotePausesAfterAFailure(t *testing.T) {
 	calls, status := 0, http.StatusInternalServerError
 	r := engine(t, func(w http.ResponseWriter, _ *http.Request) {
 		calls++
@@ -137,7 +137,7 @@ func TestRemoteEndsWithTheContext(t *testing.T) {
 	require.Zero(t, r.until.Load(), "a caller that left is no evidence about the engine")
 }
 
-func TestRemoteNobodyThere(t *testing.T) {
+func TestRemoteWithoutAServer(t *testing.T) {
 	s := httptest.NewServer(nil)
 	url := s.URL
 	s.Close()

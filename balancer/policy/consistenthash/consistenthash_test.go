@@ -32,7 +32,7 @@ func TestConfigBounds(t *testing.T) {
 	}
 }
 
-// However a fleet came to be, its ring is that of a fresh one.
+// Whatever the history of a fleet, its ring is that of a new one.
 func TestRingDoesNotDependOnHistory(t *testing.T) {
 	c := Config{}.WithDefaults()
 	c.NumVirtualNodes = 7
@@ -61,7 +61,7 @@ func TestRingDoesNotDependOnHistory(t *testing.T) {
 	}
 }
 
-// Points with the same hash stand in the order of their ids, in whatever order they came.
+// Points with the same hash are in the order of their ids, in whatever order they came.
 func TestRingBreaksTiesByID(t *testing.T) {
 	a, b, c := &member{id: "a"}, &member{id: "b"}, &member{id: "c"}
 	old := ring{{5, b}, {9, b}}
@@ -93,8 +93,8 @@ func TestStickiness(t *testing.T) {
 	}
 }
 
-// Agreement: the order of the fleet, and which replicas a client has lost its
-// connection to, change nothing in the order of those that are left.
+// Agreement: the order of the fleet, and the connections that a client has lost, change nothing in the order of
+// the others.
 func TestAgreement(t *testing.T) {
 	fleet := policytest.Fleet(12)
 	a, b := with(Config{}.WithDefaults()), with(Config{}.WithDefaults())
@@ -176,7 +176,7 @@ func TestRetryFollowsTheOrder(t *testing.T) {
 	}
 }
 
-// Issue 12.19: a request without session and id has a place on the ring like any other, and keeps it for all
+// Issue 12.19: a request without session and id has a position on the ring like any other, and keeps it for all
 // its attempts.
 func TestNoKeyHasARandomPlaceOnTheRing(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(3))
@@ -196,8 +196,7 @@ func TestNoKeyHasARandomPlaceOnTheRing(t *testing.T) {
 	}
 }
 
-// One session alone cannot lift a replica above the bound, and the sessions of
-// others hardly move.
+// One session alone cannot load a replica above the bound, and hardly any other sessions move.
 func TestBoundedLoad(t *testing.T) {
 	for _, factor := range []float64{1, 1.25, 2} {
 		c := Config{}.WithDefaults()
@@ -234,7 +233,7 @@ func TestBoundedLoadWeighted(t *testing.T) {
 	}
 }
 
-// When all that may serve are above the bound, the first of them serves.
+// When all eligible replicas are above the bound, the first of them serves.
 func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
 	c := Config{}.WithDefaults()
 	c.MaxLoadFactor = 1

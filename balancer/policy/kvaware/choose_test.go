@@ -167,7 +167,7 @@ func setLoads(r *router.Router, at []string, tokens int64) {
 	r.Load.SetPeers(loads)
 }
 
-// A replica that is twice as fast bears twice as much.
+// A replica that is twice as fast takes twice the load.
 func TestRates(t *testing.T) {
 	fleet := policytest.Fleet(2)
 	fleet[1].Weight = 2
@@ -213,7 +213,7 @@ func TestRanks(t *testing.T) {
 	assert.Equal(t, "r2/3", fmt.Sprintf("%s/%d", d.Replica.ID, d.Rank()))
 	assert.Equal(t, 8000, d.MatchedTokens)
 
-	// Different prompts spread over all ranks, and one's own routes are known by rank.
+	// Different prompts spread over all ranks, and the client's own routes are stored by rank.
 	count := map[string]int{}
 	for i := range 120 {
 		q := ask(tokens(10+i, 8000))
@@ -229,7 +229,8 @@ func TestRanks(t *testing.T) {
 	}
 }
 
-// Where requests wait at every replica, a miss delays them all: a holder bears more than it does beside an idle one.
+// Where requests wait at every replica, a miss delays them all: a holder takes more load than next to an idle
+// replica.
 func TestQueuesEverywhereKeepPromptsWithTheirHolder(t *testing.T) {
 	for queued, stays := range map[int]bool{0: false, 1_000: false, 40_000: true} {
 		r := newRouter(t, 4)

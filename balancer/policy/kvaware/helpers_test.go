@@ -12,7 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-// What the kit calls with its own name.
+// The kit's functions under short names.
 var (
 	tokens = routertest.Tokens
 	ask    = routertest.Prompt
@@ -61,7 +61,7 @@ func busy(t testing.TB, r *router.Router, id string, tokens int) *router.Reserva
 	return policytest.Pick(t, r, &policy.Request{Pin: id, PromptTokens: tokens})
 }
 
-// places returns the whole rendezvous order of a request that is prepared.
+// places returns the whole rendezvous order of a prepared request.
 func places(t testing.TB, r *router.Router, q *policy.Request) []string {
 	t.Helper()
 	r.Prepare(t.Context(), q)

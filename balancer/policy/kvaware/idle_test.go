@@ -26,7 +26,7 @@ func stored(r *router.Router, id string, prompt []uint32) {
 	r.CacheChanged([]policy.CacheChange{{Replica: id, BlockTokens: 16, Stored: kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))}})
 }
 
-// answer has a request served, with what the replica reports to have had cached.
+// answer serves a request; the replica reports what it had cached.
 func answer(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	b := policytest.Pick(t, r, q)
 	b.PrefillDone()
@@ -37,8 +37,8 @@ func answer(t *testing.T, r *router.Router, q *policy.Request) policy.Decision {
 	return b.Decision
 }
 
-// Issue 12.15: on an idle fleet a cached prefix of 64 tokens or more wins every time, however short or long
-// the prompt is, and whatever was asked before.
+// Issue 12.15: on an idle fleet a cached prefix of 64 tokens or more wins every time, however short or long the
+// prompt is, and whatever requests came before.
 func TestOnAnIdleFleetTheCacheWins(t *testing.T) {
 	r := idleFleet(t, 8)
 	for i := range 300 {
@@ -52,7 +52,7 @@ func TestOnAnIdleFleetTheCacheWins(t *testing.T) {
 	}
 }
 
-// Issue 12.15: one prompt asked again and again on an idle fleet is warm each time but the first.
+// Issue 12.15: a repeated prompt on an idle fleet is warm each time but the first.
 func TestOnAnIdleFleetARepeatedPromptStays(t *testing.T) {
 	for _, n := range []int{2, 3, 16, 100} {
 		r := idleFleet(t, n)

@@ -13,9 +13,9 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// The work on the ranks is nothing when nothing is under way, and never less, whatever became of the kill switch, the
-// percentage, the replicas' lives and the requests meanwhile.
-func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
+// The work on the ranks is zero when nothing is under way, and never negative, however the kill switch, the
+// percentage, the incarnations of replicas and the requests change meanwhile.
+func TestWorkIsRemovedWhereItWasAdded(t *testing.T) {
 	plain, err := poweroftwo.New(poweroftwo.Config{})
 	require.NoError(t, err)
 	for seed := range uint64(60) {
@@ -79,7 +79,7 @@ func TestWorkIsTakenOffWhereItWasAdded(t *testing.T) {
 		for _, c := range calls {
 			end(c)
 		}
-		// Those whose end was not reported are forgotten at the next request that is alone.
+		// A request without a reported end is removed at the next request that is alone.
 		require.NoError(t, r.Rollout.Set(nil))
 		for _, m := range fleet {
 			q := &policy.Request{Session: "s"}

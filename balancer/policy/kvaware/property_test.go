@@ -29,9 +29,9 @@ func TestConform(t *testing.T) {
 	}
 }
 
-// A thousand requests that were prepared together, before any was picked, spread as a
-// thousand that came one by one; and so if they pick at the same time.
-func TestABurstSpreadsAsInARow(t *testing.T) {
+// A thousand requests that were prepared together, before any pick, spread like a thousand one by one; also if
+// they pick at the same time.
+func TestBurstSpreadsAsOneByOne(t *testing.T) {
 	const requests = 1000
 	prompt := tokens(1, 4000)
 	spread := func(pick func(r *router.Router, q []*policy.Request) []*router.Reservation) []int {
@@ -40,7 +40,7 @@ func TestABurstSpreadsAsInARow(t *testing.T) {
 			route(t, r, ask(prompt))
 		}
 		policytest.SetFleet(r, nil)
-		policytest.SetFleet(r, policytest.Fleet(16)) // and all is forgotten
+		policytest.SetFleet(r, policytest.Fleet(16)) // and all state is cleared
 		qs := make([]*policy.Request, requests)
 		for i := range qs {
 			qs[i] = ask(prompt)
@@ -83,7 +83,7 @@ func TestABurstSpreadsAsInARow(t *testing.T) {
 	}
 }
 
-// Siblings, which differ in their ends, go where the first of the burst went as well.
+// Requests that differ only in their ends go to the replicas of the burst as well.
 func TestSiblingsOfABurst(t *testing.T) {
 	r := newRouter(t, 16)
 	for i := range 16 * 10 { // eight in so many are too few to be shared
@@ -103,8 +103,8 @@ func TestSiblingsOfABurst(t *testing.T) {
 	}
 }
 
-// A pick that is routed or withdrawn is no longer waited for, in whatever order, and one that
-// is taken back leaves nothing.
+// A pick that is routed or withdrawn is no longer waited for, in whatever order, and one that is withdrawn leaves
+// no state.
 func TestRecentPicks(t *testing.T) {
 	var picks recent
 	rep := new(policy.Replica)
@@ -139,8 +139,7 @@ func TestMarks(t *testing.T) {
 	}
 }
 
-// In a large fleet only some are looked at. What is picked costs about as little as the
-// least of all.
+// In a large fleet only some replicas are examined. The cost of the pick is close to the least of all.
 func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 	rnd := routertest.Seeded(5)
 	const replicas, tries = 400, 300
@@ -159,8 +158,8 @@ func TestLargeFleetsAreServedNearlyAsWell(t *testing.T) {
 				report(r, all[rnd.IntN(replicas)].ID, 0, 0, talks[i][:16*(1+rnd.IntN(375))], 16)
 			}
 		}
-		for _, talk := range talks {
-			q := ask(talk)
+		for _, conversation := range talks {
+			q := ask(conversation)
 			d := routertest.Choose(t, r, q)
 			s := q.Prepared.(*prepared)
 			var found cacheview.Found
@@ -208,11 +207,11 @@ func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 	used := map[string]bool{}
 	turns, found := 0, 0
 	for i := range 100 {
-		var talk []uint32
+		var conversation []uint32
 		home := ""
 		for turn := range 5 {
-			talk = append(talk, tokens(10_000+10*i+turn, 60+rnd.IntN(200))...)
-			id := route(t, fleets[rnd.IntN(clients)], ask(system, talk)).Replica.ID
+			conversation = append(conversation, tokens(10_000+10*i+turn, 60+rnd.IntN(200))...)
+			id := route(t, fleets[rnd.IntN(clients)], ask(system, conversation)).Replica.ID
 			if home == "" {
 				home = id
 			}

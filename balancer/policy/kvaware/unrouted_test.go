@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A pick counts as in the index only once all before it are, in whatever order they
-// enter; one that never does is given up in the end.
+// A pick counts as in the index only once all picks before it are, in whatever order they enter; one that never
+// enters is dropped in the end.
 func TestUnrouted(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
 	var u unrouted

@@ -15,8 +15,8 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-// Issue 12.20: requests of others count, those that a server broadcasts and those that a replica reports,
-// beside our own, whether or not picks take the lock; a report counts until it expires.
+// Issue 12.20: the load of other clients, broadcast by a server or reported by a replica, counts next to the
+// client's own, whether or not picks take the lock; a report counts until it expires.
 func TestEveryKnownLoadCounts(t *testing.T) {
 	for name, source := range map[string]*rand.Rand{"locked": routertest.Seeded(1), "quick": nil} {
 		t.Run(name, func(t *testing.T) {

@@ -41,8 +41,8 @@ func TestTheTwoAreDistinct(t *testing.T) {
 	}
 }
 
-// A burst sees its own bookings: the busiest replica stays near the mean, where
-// one random choice would lie far above it.
+// A burst sees its own reservations: the busiest replica stays near the mean, where one random choice would be far
+// above it.
 func TestBurstDoesNotHerd(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(100))
 	for range 1000 {
@@ -75,13 +75,13 @@ func BenchmarkNearlyAllFull(b *testing.B) {
 				policytest.Fill(b, r, rep.ID, 1)
 			}
 			q := &policy.Request{}
-			var booking router.Reservation
+			var reservation router.Reservation
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := r.Reserve(b.Context(), q, &booking, router.How{NoWait: true}); err != nil {
+				if err := r.Reserve(b.Context(), q, &reservation, router.How{NoWait: true}); err != nil {
 					b.Fatal(err)
 				}
-				booking.Release()
+				reservation.Release()
 			}
 		})
 	}

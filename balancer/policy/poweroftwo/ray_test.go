@@ -14,8 +14,8 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-// Ray's unit/test_pow_2_request_router.py, case by case, with its numbers:
-// max_ongoing 10. What it runs under four settings of locality, so do these.
+// Ray's unit/test_pow_2_request_router.py, case by case, with its numbers: max_ongoing 10. The cases that Ray runs
+// under four settings of locality run under four here.
 
 const maxOngoing = 10
 
@@ -37,7 +37,7 @@ func eachLocality(t *testing.T, test func(t *testing.T, newRouter func(*testing.
 	}
 }
 
-// picked counts where n picks went, each released at once.
+// picked counts the replicas of n picks, each released at once.
 func picked(t *testing.T, r *router.Router, q policy.Request, n int) map[string]int {
 	t.Helper()
 	ids := make(map[string]int)
@@ -105,7 +105,7 @@ func TestRayTwoAvailableThenOneRemoved(t *testing.T) {
 	})
 }
 
-// 11 requests on a replica that may have 10: its bound was lowered.
+// 11 requests on a replica whose bound was lowered to 10.
 func TestRayOneBeyondItsBound(t *testing.T) {
 	eachLocality(t, func(t *testing.T, newRouter func(*testing.T, ...string) *router.Router) {
 		r := newRouter(t)
@@ -156,7 +156,7 @@ func TestRayFIFO(t *testing.T) {
 	})
 }
 
-// localFleet is one replica on our node, one in our zone, one elsewhere.
+// localFleet is one replica on the client's node, one in its zone, one in another zone.
 func localFleet() []router.Member {
 	m := fleet("r1", "r2", "r3")
 	m[0].Node, m[0].Zone = "n1", "z1"
@@ -225,7 +225,7 @@ func TestRayModelHoldersWhateverTheirQueue(t *testing.T) {
 	require.Equal(t, map[string]int{"r1": 10}, picked(t, r, policy.Request{Adapter: "m2"}, 10))
 }
 
-func TestRayFewestModelsWhenNobodyHoldsIt(t *testing.T) {
+func TestRayFewestModelsWhenNoReplicaHoldsIt(t *testing.T) {
 	m := fleet("r1", "r2", "r3")
 	m[0].Adapters = []string{"m1", "m2"}
 	m[1].Adapters = []string{"m2"}
@@ -338,7 +338,7 @@ func TestRayAvailableExcludesOnlyTheFull(t *testing.T) {
 	require.Equal(t, []string{"r2", "r3"}, ids)
 }
 
-// What Ray's queue-length cache counts, the book counts: 3, 2, 1, 0, never below.
+// The reservations count what Ray's queue-length cache counts: 3, 2, 1, 0, never below.
 func TestRayCountGoesDownNeverNegative(t *testing.T) {
 	r := policytest.NewRouter(t, build(), fleet("r1"))
 	b := policytest.Pick(t, r, &policy.Request{})

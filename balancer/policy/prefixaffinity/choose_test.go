@@ -41,7 +41,7 @@ func TestSteps(t *testing.T) {
 			why: policy.ReasonPrefixMatch, matched: 800,
 		}, {
 			name: "too little matches: by the rendezvous order all the same", request: ask(first[:80], tokens(3, 800)),
-			why: policy.ReasonRendezvous, // of what is its own
+			why: policy.ReasonRendezvous, // by the distinguishing block
 		}, {
 			name: "the holder is overloaded", request: ask(first, second),
 			before: func(r *router.Router, places []string) { busy(t, r, places[0], 50_000) },
@@ -191,8 +191,7 @@ func TestAllFullWaits(t *testing.T) {
 	}
 }
 
-// The nearer tier is preferred, whatever its load; the order goes on over the
-// whole fleet behind it.
+// The nearer tier is preferred, whatever its load; the order goes on over the whole fleet after it.
 func TestTiers(t *testing.T) {
 	fleet := policytest.Fleet(40)
 	for i := range fleet {
@@ -224,9 +223,8 @@ func TestRetryPrefersUntriedInTheSameOrder(t *testing.T) {
 	}
 }
 
-// A request that waits in the queue is chosen for with what was prepared for the
-// fleet of then.
-func TestAReplicaThatLeftIsNeverChosen(t *testing.T) {
+// A queued request chooses with what was prepared for the fleet of that time.
+func TestReplicaThatLeftIsNeverChosen(t *testing.T) {
 	for _, n := range []int{4, 30} {
 		r := newRouter(t, n)
 		route(t, r, ask(tokens(1, 800)))
@@ -250,7 +248,7 @@ func TestAReplicaThatLeftIsNeverChosen(t *testing.T) {
 }
 
 // A replica that comes back under its id has an empty cache.
-func TestAReplicaThatComesBackHoldsNothing(t *testing.T) {
+func TestReplicaThatComesBackHoldsNothing(t *testing.T) {
 	r := newRouter(t, 8)
 	id := route(t, r, ask(tokens(1, 800))).Replica.ID
 	policytest.SetFleet(r, nil)
@@ -261,7 +259,8 @@ func TestAReplicaThatComesBackHoldsNothing(t *testing.T) {
 	assert.Zero(t, d.MatchedTokens)
 }
 
-// Where requests wait at every replica, a miss delays them all: a holder bears more than it does beside an idle one.
+// Where requests wait at every replica, a miss delays them all: a holder takes more load than next to an idle
+// replica.
 func TestQueuesEverywhereKeepPromptsWithTheirHolder(t *testing.T) {
 	for queued, stays := range map[int]bool{0: false, 1_000: false, 40_000: true} {
 		r := newRouter(t, 4)

@@ -12,7 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
-// What the kit calls with its own name.
+// The kit's functions under short names.
 var (
 	tokens = routertest.Tokens
 	ask    = routertest.Prompt

@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// A kvCache is the cache of one replica: an LRU of blocks.
+// kvCache is the cache of one replica: an LRU of blocks.
 type kvCache struct {
 	size   int
 	blocks map[uint64]*list.Element
@@ -39,9 +39,8 @@ func (c *kvCache) serve(blocks []uint64) (hit int) {
 	return hit
 }
 
-// A talk is a conversation: a system prompt, one of three tool prompts for
-// some, and turns that each contain all before.
-type talk struct {
+// conversation is a system prompt, one of three tool prompts for some, and turns that each contain all before.
+type conversation struct {
 	prompt []uint32
 	left   int
 }
@@ -63,15 +62,15 @@ func hits(t *testing.T, k int, build func() policy.Policy) (ratio, imbalance flo
 	}
 	system := tokens(0, 320)
 	serial := 100
-	begin := func() *talk {
+	begin := func() *conversation {
 		serial++
-		x := &talk{prompt: append([]uint32(nil), system...), left: 1 + rnd.IntN(8)}
+		x := &conversation{prompt: append([]uint32(nil), system...), left: 1 + rnd.IntN(8)}
 		if tool := rnd.IntN(6); tool < 3 {
 			x.prompt = append(x.prompt, tokens(1+tool, 480)...)
 		}
 		return x
 	}
-	var talks [open]*talk
+	var talks [open]*conversation
 	var held []*router.Reservation
 	var cached, total int
 	for i := range requests {
@@ -122,5 +121,5 @@ func TestManyClients(t *testing.T) {
 	}
 	without, _ := hits(t, 64, blind)
 	t.Logf("power of two: %.3f", without)
-	assert.Less(t, without, one/2, "else this test shows nothing")
+	assert.Less(t, without, one/2, "without sharing the ratio must fall, or the test could not fail")
 }

@@ -31,8 +31,7 @@ func TestConform(t *testing.T) {
 	}
 }
 
-// Clients that share nothing, and have seen nothing, send the same prompt to the
-// same replica.
+// Clients that share nothing and have seen no request send the same prompt to the same replica.
 func TestNewClientsAgree(t *testing.T) {
 	for i := range 20 {
 		want := ""
@@ -46,9 +45,8 @@ func TestNewClientsAgree(t *testing.T) {
 	}
 }
 
-// Clients that have seen different conversations with the same system prompt
-// agree on where a new one goes, and every turn of it finds its replica from any
-// client. Conversations spread over the fleet.
+// Clients that have seen different conversations with the same system prompt agree on the replica of a new one,
+// and every turn of it finds its replica from any client. Conversations spread over the fleet.
 func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 	const clients, replicas = 8, 16
 	system := tokens(0, 2000)
@@ -63,11 +61,11 @@ func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 	used := map[string]bool{}
 	turns, found := 0, 0
 	for i := range 100 {
-		var talk []uint32
+		var conversation []uint32
 		home := ""
 		for turn := range 5 {
-			talk = append(talk, tokens(10_000+10*i+turn, 60+rnd.IntN(200))...)
-			id := route(t, fleets[rnd.IntN(clients)], ask(system, talk)).Replica.ID
+			conversation = append(conversation, tokens(10_000+10*i+turn, 60+rnd.IntN(200))...)
+			id := route(t, fleets[rnd.IntN(clients)], ask(system, conversation)).Replica.ID
 			if home == "" {
 				home = id
 			}
@@ -81,8 +79,8 @@ func TestTurnsFindTheirReplicaFromAnyClient(t *testing.T) {
 	assert.Len(t, used, replicas)
 }
 
-// The system prompt alone is never a match, from the Few-th request on; a real
-// conversation is, however long the system prompt before it.
+// The system prompt alone is never a match once enough requests have it; a real conversation is, however long the
+// system prompt before it.
 func TestWhatCounts(t *testing.T) {
 	r := newRouter(t, 16)
 	system := tokens(0, 20_000)
@@ -103,18 +101,17 @@ func TestWhatCounts(t *testing.T) {
 // A client with one endless conversation.
 func TestOneConversation(t *testing.T) {
 	r := newRouter(t, 16)
-	talk := tokens(0, 500)
-	home := route(t, r, ask(talk)).Replica.ID
+	conversation := tokens(0, 500)
+	home := route(t, r, ask(conversation)).Replica.ID
 	for i := range 300 {
-		talk = append(talk, tokens(1+i, 40)...)
-		d := route(t, r, ask(talk))
+		conversation = append(conversation, tokens(1+i, 40)...)
+		d := route(t, r, ask(conversation))
 		require.Equal(t, policy.ReasonPrefixMatch, d.Reason, "turn %d", i)
 		require.Equal(t, home, d.Replica.ID)
 	}
 }
 
-// The same prompt again and again, with and without something behind the last
-// full block.
+// The same prompt several times, with and without tokens after the last full block.
 func TestTheSamePromptStays(t *testing.T) {
 	for _, n := range []int{5, 800, 807} {
 		r := newRouter(t, 16)
@@ -127,7 +124,7 @@ func TestTheSamePromptStays(t *testing.T) {
 	}
 }
 
-// Short questions behind a long instruction do not all go one way.
+// Short questions after a long instruction do not all go to one replica.
 func TestShortQuestionsSpread(t *testing.T) {
 	r := newRouter(t, 16)
 	system := tokens(0, 1024)
@@ -143,10 +140,10 @@ func TestShortQuestionsSpread(t *testing.T) {
 
 // A burst of identical requests: each sees the reservations of those before, and they
 // fan out along the rendezvous order.
-func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
+func TestHotPrefixFansOutAndComesBack(t *testing.T) {
 	r := newRouter(t, 16)
 	hot := func() *policy.Request { return ask(tokens(1, 3000)) }
-	for range 40 { // the key has settled
+	for range 40 { // until the key is stable
 		route(t, r, hot())
 	}
 	var held []*router.Reservation
@@ -194,7 +191,7 @@ func TestAHotPrefixFansOutAndComesBack(t *testing.T) {
 }
 
 // Requests prepared together, before any is routed, still see each other.
-func TestABurstPreparedTogether(t *testing.T) {
+func TestBurstPreparedTogether(t *testing.T) {
 	r := newRouter(t, 8)
 	var qs []*policy.Request
 	for range 40 {

@@ -38,10 +38,9 @@ func TestKeysSpread(t *testing.T) {
 	}
 }
 
-// Of eight replicas a share is 12.5 %. A prefix that 10 % of the requests have is spread
-// over the first two of its order, and a conversation stays with one of them, also when
-// another client asks.
-func TestAHeavyPrefixHasTwoHomes(t *testing.T) {
+// Of eight replicas a share is 12.5 %. A prefix in 10 % of the requests is spread over the first two of its order,
+// and a conversation stays with one of them, also from another client.
+func TestHeavyPrefixHasTwoReplicas(t *testing.T) {
 	var clients []*router.Router
 	for range 2 {
 		r := newRouter(t, 8)

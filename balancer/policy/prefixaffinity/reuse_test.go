@@ -10,8 +10,8 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// What engines report of prompts that this client has not sent there before decides how
-// long the next waits for the first replica of its rendezvous order.
+// The cached tokens that engines report for prompts that this client has not sent there before decide how long the
+// next one waits for the first replica of its rendezvous order.
 func TestReuseIsLearnedFromRendezvousOnly(t *testing.T) {
 	p := newPolicy(t, Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(4))
@@ -35,7 +35,7 @@ func TestReuseIsLearnedFromRendezvousOnly(t *testing.T) {
 	assert.Less(t, p.reuse.Share(), 0.005)
 }
 
-// The first replica of the order is charged what it is likely to compute, the next all.
+// The first replica of the order is charged the tokens that it is likely to compute, the next one all of them.
 func TestExpectedIsNotCharged(t *testing.T) {
 	r := newRouter(t, 16)
 	places := order(keyOf(t, ask(tokens(1, 8_000))), r.View().Replicas())

@@ -18,7 +18,7 @@ type rayRouter struct {
 	p *affinity
 }
 
-// rays returns a Router with Ray's rule and lengths, a character of Ray's being a block here.
+// rays returns a Router with Ray's rule and lengths; a character of Ray's is a block here.
 func rays(t *testing.T, change func(*Config), ids ...string) rayRouter {
 	c := with(func(c *Config) { c.OnMiss, c.BlockTokens = OnMissSmallest, 1 })
 	if change != nil {
@@ -36,7 +36,7 @@ func cache(t *testing.T, r rayRouter, id, text string) {
 	r.p.routed(q, policy.To(r.View().ByID(id), ""))
 }
 
-// wide asks for a text whose every character is a block.
+// wide returns a request whose text has one block for each character.
 func wide(text string) *policy.Request {
 	var b strings.Builder
 	for _, c := range text {

@@ -14,7 +14,7 @@ import (
 
 // Ray's unit/test_round_robin_router.py, case by case, with its numbers.
 
-// from returns the policy with its cursor at a place.
+// from returns the policy with its cursor at a position.
 func from(next uint64) *rotation {
 	p := newRotation()
 	p.plain.next.Store(next + 1)
@@ -68,7 +68,7 @@ func TestRayNoCandidatesLeaveTheCounter(t *testing.T) {
 	require.EqualValues(t, 8, p.plain.next.Load())
 }
 
-func TestRayTeardownLeavesNobodyPending(t *testing.T) {
+func TestRayTeardownLeavesNoRequestPending(t *testing.T) {
 	r := policytest.NewRouter(t, from(0).policy(), policytest.Fleet(3))
 	for range 10 {
 		policytest.Route(t, r, &policy.Request{})

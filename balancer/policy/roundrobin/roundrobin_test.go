@@ -25,8 +25,8 @@ func TestEveryReplicaOnceInARow(t *testing.T) {
 	}
 }
 
-// In Ray the neighbour of a full replica gets its own turn and that one's.
-func TestSkippedTurnIsLost(t *testing.T) {
+// In Ray the neighbour of a full replica gets its own request and the skipped one.
+func TestSkippedReplicaLosesItsRequest(t *testing.T) {
 	r := policytest.NewRouter(t, from(0).policy(), policytest.Bounded(policytest.Fleet(4), 1))
 	release := policytest.Fill(t, r, "r1", 1)
 	require.Equal(t, []string{"r0", "r2", "r3", "r0", "r2", "r3"}, route(t, r, &policy.Request{}, 6))
@@ -65,14 +65,14 @@ func TestRetryAsksTheUntriedFirst(t *testing.T) {
 	}
 }
 
-func TestACursorForEachAdapter(t *testing.T) {
+func TestCursorForEachAdapter(t *testing.T) {
 	fleet := policytest.Fleet(4)
 	fleet[0].Adapters = []string{"a", "b"}
 	fleet[1].Adapters = []string{"a", "b"}
 	fleet[2].Adapters = []string{"c"}
 	r := policytest.NewRouter(t, from(0).policy(), fleet)
 	seen := make(map[string]int)
-	for range 10 { // in step: with one cursor each would always meet the same
+	for range 10 { // alternately: with one cursor each adapter would always get the same replica
 		seen["a"+route(t, r, &policy.Request{Adapter: "a"}, 1)[0]]++
 		seen["b"+route(t, r, &policy.Request{Adapter: "b"}, 1)[0]]++
 	}
@@ -92,7 +92,7 @@ func TestAdapterSpillsTierByTier(t *testing.T) {
 	}
 }
 
-// Names of adapters come from callers: the table of cursors is bounded.
+// Callers choose the names of adapters: the table of cursors is bounded.
 func TestTableOfAdaptersIsBounded(t *testing.T) {
 	fleet := policytest.Fleet(3)
 	fleet[0].Adapters = []string{"a"}
@@ -114,14 +114,14 @@ func BenchmarkAdapters(b *testing.B) {
 	for i := range qs {
 		qs[i] = &policy.Request{Adapter: fmt.Sprint(i)}
 	}
-	var booking router.Reservation
+	var reservation router.Reservation
 	i := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		if err := r.Reserve(context.Background(), qs[i%len(qs)], &booking, router.How{NoWait: true}); err != nil {
+		if err := r.Reserve(context.Background(), qs[i%len(qs)], &reservation, router.How{NoWait: true}); err != nil {
 			b.Fatal(err)
 		}
-		booking.Release()
+		reservation.Release()
 		i++
 	}
 }
