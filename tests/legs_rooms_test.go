@@ -17,14 +17,14 @@ import (
 	sglangpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/sglang/grpc/scheduler"
 )
 
-// A roomLeg is a leg of a request whose legs begin at once.
+// A roomLeg is a leg of a request whose legs start at once.
 type roomLeg struct {
 	ctx context.Context
 	q   *sglangpb.GenerateRequest
 	end chan error // its status, nil after an answer
 }
 
-// answers ends the leg, unless the client does.
+// answers ends the leg with a status, unless the client ends it first.
 func (l roomLeg) answers(err error) {
 	select {
 	case l.end <- err:
@@ -32,7 +32,7 @@ func (l roomLeg) answers(err error) {
 	}
 }
 
-// A roomReplica passes on each leg that it gets.
+// A roomReplica sends each leg that it gets to the test.
 type roomReplica struct {
 	sglangpb.UnimplementedSglangSchedulerServer
 	legs chan roomLeg
@@ -56,7 +56,7 @@ func (r *roomReplica) Generate(q *sglangpb.GenerateRequest, s grpc.ServerStreami
 	}
 }
 
-// A roomFleet is a channel to a replica that prefills and one that decodes. Another one has no pair.
+// A roomFleet is a channel to a prefill and a decode replica. A third replica has no partner.
 type roomFleet struct {
 	cc   *grpc.ClientConn
 	p, d *roomReplica
@@ -78,8 +78,8 @@ func startRoomFleet(t testing.TB, opts ...grpc.DialOption) *roomFleet {
 	return f
 }
 
-// splits waits until a call is split, for this reason if one is given.
-func (f *roomFleet) splits(t testing.TB, why ...policy.Reason) {
+// splits waits until a call is split, for the given reason if there is one.
+func (f *roomFleet) splits(t testing.TB, reasons ...policy.Reason) {
 	t.Helper()
 	eventually(t, "both connections", func() bool {
 		var d client.Decision
@@ -92,13 +92,13 @@ func (f *roomFleet) splits(t testing.TB, why ...policy.Reason) {
 				split = leg.q.GetDisaggregatedParams() != nil
 				leg.answers(nil)
 			case err := <-result:
-				return err == nil && split && (len(why) == 0 || d.Reason == why[0])
+				return err == nil && split && (len(reasons) == 0 || d.Reason == reasons[0])
 			}
 		}
 	})
 }
 
-// call makes a call, and returns where its end comes.
+// call starts a call, and returns the channel of its result.
 func (f *roomFleet) call(ctx context.Context, d *client.Decision) <-chan error {
 	if d != nil {
 		ctx = client.WithDecision(ctx, d)
@@ -120,7 +120,7 @@ func (f *roomFleet) call(ctx context.Context, d *client.Decision) <-chan error {
 	return result
 }
 
-// legs returns the two legs that meet in one room. Those of attempts that have ended may come before and between.
+// legs returns the two legs that meet in one room. Legs of ended attempts may arrive before and between them.
 func (f *roomFleet) legs(t testing.TB) (p, d roomLeg) {
 	t.Helper()
 	late := time.After(30 * time.Second)
@@ -149,7 +149,7 @@ func (f *roomFleet) idle(t testing.TB) {
 	eventually(t, "an end of all reservations", func() bool { return f.m.ongoing(t) == 0 })
 }
 
-// Both legs begin at once, with one room.
+// Both legs start at once, in one room.
 func TestLegsMeetInARoom(t *testing.T) {
 	f := startRoomFleet(t)
 	var d client.Decision
@@ -168,7 +168,7 @@ func TestLegsMeetInARoom(t *testing.T) {
 	f.idle(t)
 }
 
-// Where one leg fails, the other one ends, and both begin anew in another room.
+// If one leg fails, the other one ends, and both start again in another room.
 func TestLegsLeaveTheRoom(t *testing.T) {
 	for _, tt := range []struct {
 		name  string
@@ -213,8 +213,8 @@ func TestLegsDrainDecode(t *testing.T) {
 	f.idle(t)
 }
 
-// A prefill leg may fail in the moment in which the first message comes. The next attempt begins when gRPC is done with
-// the decode leg, and so it has both legs, too.
+// A prefill leg may fail when the first message arrives. The next attempt starts after gRPC has ended the decode leg,
+// and so it has both legs too.
 func TestLegsPrefillFailsAtTheFirstMessage(t *testing.T) {
 	fails := make(chan roomLeg, 1)
 	f := startRoomFleet(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_attempts":2`, `"retry_ratio":"off"`,

@@ -27,26 +27,26 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// resuming is a config in which streams of all services of the simulated engine go on elsewhere.
+// resuming is a config that resumes the streams of all services of the simulated engine on another replica.
 const resuming = `{"policy":{"round_robin":{}},"dialects":[{"like":"/vllm.Inference/GenerateStream","resume":true},` +
 	`{"like":"/vllm.grpc.engine.VllmEngine/Generate","resume":true},` +
 	`{"like":"/sglang.grpc.scheduler.SglangScheduler/Generate","resume":true}]}`
 
-// breaking is an engine whose streams end at a message of their own, as those of a replica that dies.
+// breaking is an engine whose streams break before a given message, as those of a crashed replica.
 type breaking struct {
 	enginepb.UnimplementedVllmEngineServer
 	addr  string
 	calls atomic.Int64
-	// end ends a stream before message i of an attempt, from 0; nil = it goes on.
+	// end ends a stream before message i of an attempt, counted from 0. nil = the stream goes on.
 	end func(ctx context.Context, i int) error
-	// rooms are where legs of requests meet, by number.
+	// rooms maps a room's number to the channel on which the legs of a request meet.
 	rooms *sync.Map
-	// seen are the requests.
+	// seen has the requests since the last call of requests.
 	mu   sync.Mutex
 	seen []proto.Message
 }
 
-// breakingInference and breakingSGLang are its other services.
+// breakingInference and breakingSGLang are the engine's other services.
 type breakingInference struct {
 	vllmpb.UnimplementedInferenceServer
 	b *breaking
@@ -57,7 +57,7 @@ type breakingSGLang struct {
 	b *breaking
 }
 
-// breakings serves several on loopback, with one function for the ends.
+// breakings serves several engines on loopback, with one function for their ends.
 func breakings(t *testing.T, n int, end func(at *breaking, ctx context.Context, i int) error) (all []*breaking, target string) {
 	var addrs []string
 	var rooms sync.Map
@@ -76,7 +76,7 @@ func breakings(t *testing.T, n int, end func(at *breaking, ctx context.Context, 
 	return all, "warmpath:///" + strings.Join(addrs, ",")
 }
 
-// requests returns what came since the last call.
+// requests returns the requests since the last call.
 func (b *breaking) requests() []proto.Message {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -85,7 +85,7 @@ func (b *breaking) requests() []proto.Message {
 	return seen
 }
 
-// note notes a request.
+// note records a request.
 func (b *breaking) note(q proto.Message) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -102,7 +102,7 @@ func (b *breaking) meet(ctx context.Context, room int32) {
 	}
 }
 
-// generate calls send for each place in the stream until it returns an error, with the output of the request.
+// generate calls send for each index of the stream until it returns an error, with the output of the request.
 func (b *breaking) generate(
 	stream grpc.ServerStream, id string, prompt []uint32, most int, send func(i int, token func(int) uint32) error,
 ) error {
@@ -123,7 +123,7 @@ func (b *breaking) generate(
 	}
 }
 
-// errDone ends a stream in order.
+// errDone ends a stream normally.
 var errDone = fmt.Errorf("done")
 
 func inOrder(err error) error {
@@ -230,14 +230,14 @@ func sglangStream(id string, most uint32) *sglangpb.GenerateRequest {
 		Tokenized: &sglangpb.TokenizedInput{InputIds: promptIDs(40)}}
 }
 
-// received is what an application has of a stream.
+// received is the part of a stream that an application has.
 type received struct {
 	messages        []proto.Message
 	header, trailer metadata.MD
 	err             error
 }
 
-// receive makes a call and reads it to its end. The request is changed as soon as it is sent.
+// receive makes a call and reads it to its end. It changes the request as soon as it is sent.
 func receive(ctx context.Context, cc *grpc.ClientConn, q proto.Message, each func(proto.Message)) (r received) {
 	method, answer := "/vllm.Inference/GenerateStream", proto.Message(new(vllmpb.GenerateResponse))
 	switch q.(type) {
@@ -268,7 +268,7 @@ func receive(ctx context.Context, cc *grpc.ClientConn, q proto.Message, each fun
 
 func nothing(proto.Message) {}
 
-// reached waits until all replicas are connected, and forgets the calls that this took.
+// reached waits until all replicas are connected, and drops the calls that this took from the counts.
 func reached(t *testing.T, cc *grpc.ClientConn, all []*breaking) {
 	for _, b := range all {
 		eventually(t, "connected", func() bool {
@@ -283,14 +283,15 @@ func reached(t *testing.T, cc *grpc.ClientConn, all []*breaking) {
 
 const outputOf = 9 // tokens of an answer
 
-// streamsOf are requests by their service.
+// streamsOf has the requests by their service.
 var streamsOf = map[string]func(id string, most uint32) proto.Message{
 	"VllmEngine":      func(id string, most uint32) proto.Message { return engineStream(id, most) },
 	"Inference":       func(id string, most uint32) proto.Message { return inferenceStream(id, most) },
 	"SglangScheduler": func(id string, most uint32) proto.Message { return sglangStream(id, most) },
 }
 
-// dying ends the first n attempts that are not for connecting, before their messages at these places.
+// dying ends the first n attempts of the test before the messages with these indexes. Calls that only connect are not
+// counted.
 func dying(code codes.Code, at ...int) func(*breaking, context.Context, int) error {
 	var attempts atomic.Int64
 	var mu sync.Mutex
@@ -317,8 +318,8 @@ func toDie(t testing.TB) context.Context {
 	return metadata.AppendToOutgoingContext(deadline(t), "die", "yes")
 }
 
-// Wherever a stream breaks the application has the messages of one that does not, with the header of the first attempt
-// and the trailer of the last.
+// Wherever a stream breaks, the application gets the messages of an unbroken stream, with the header of the first
+// attempt and the trailer of the last.
 func TestResumedStreamIsTheWholeStream(t *testing.T) {
 	for name, request := range streamsOf {
 		for at := 1; at <= outputOf; at++ {
@@ -352,7 +353,8 @@ func TestResumedStreamIsTheWholeStream(t *testing.T) {
 	}
 }
 
-// A stream goes on twice, whether the next replica dies before its first message or behind it, and not a third time.
+// A stream is resumed twice, whether the next replica crashes before or after its first message, and not a third
+// time.
 func TestResumeAgain(t *testing.T) {
 	for name, request := range streamsOf {
 		for _, places := range [][]int{{3, 0}, {3, 2}, {1, 1}, {3, 0, 0}, {2, 2, 1}} {
@@ -379,14 +381,14 @@ func TestResumeAgain(t *testing.T) {
 	}
 }
 
-// splitStreams are requests that are sent in two legs, of 50 tokens.
+// splitStreams has requests in two legs, of 50 tokens.
 var splitStreams = map[string]func() proto.Message{
 	"Inference":       func() proto.Message { return request() },
 	"SglangScheduler": func() proto.Message { return sglangStream("a", 50) },
 }
 
-// A request in two legs whose decode replica dies after the first message is split again, also where no replica serves
-// it whole.
+// When the decode replica of a split request crashes after the first message, the request is split again, also if no
+// replica serves it whole.
 func TestDecodeLegIsResumed(t *testing.T) {
 	for service, request := range splitStreams {
 		t.Run(service, func(t *testing.T) {
@@ -414,7 +416,7 @@ func TestDecodeLegIsResumed(t *testing.T) {
 	}
 }
 
-// The legs that go on with a stream fail in their turn: the stream goes on a second time.
+// The legs of a resumed stream fail too: the stream is resumed a second time.
 func TestResumedLegsFail(t *testing.T) {
 	for service, request := range splitStreams {
 		for leg, at := range map[string][]int{"prefill": {3}, "decode": {3, 0}} {
@@ -429,7 +431,7 @@ func TestResumedLegsFail(t *testing.T) {
 	}
 }
 
-// resumedLegs are a replica that prefills and two that decode, which die before their messages at these places.
+// resumedLegs is a fleet of one prefill and two decode replicas, which crash before the messages with these indexes.
 type resumedLegs struct {
 	all    []*breaking
 	cc     *grpc.ClientConn
@@ -474,7 +476,7 @@ func startResumedLegs(t *testing.T, request func() proto.Message, at ...int) *re
 	return f
 }
 
-// ends has a stream go on so often, and reads it to its end.
+// ends reads a stream to its end, which must be resumed so many times.
 func (f *resumedLegs) ends(t *testing.T, q proto.Message, resumed int) (d client.Decision) {
 	t.Helper()
 	id, ids := q.(interface{ GetRequestId() string }).GetRequestId(), []uint32(nil)

@@ -28,20 +28,21 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A serverCluster is three look-aside servers, each a process, for a fleet of simulated engines with KV events.
+// A serverCluster is three look-aside servers, each in its own process, for a fleet of simulated engines with KV
+// events.
 type serverCluster struct {
 	t       testing.TB
 	options drive.Options
 	configs []string // files
 	listen  []string // ports
 	servers []*drive.Process
-	wires   []*natsWire // between each server and NATS, where that runs by itself
+	wires   []*natsWire // between each server and NATS, if NATS is a separate process
 }
 
-// clusterTime is how long the conversations are; a third of the way something happens, and what follows is measured.
+// clusterTime is the length of the conversations. The fault happens after a third of it, and the rest is measured.
 const clusterTime = 99 * time.Second
 
-// A natsWire is a TCP proxy to NATS. While cut is locked nothing passes, without notice.
+// A natsWire is a TCP proxy to NATS. While cut is locked it silently drops everything.
 type natsWire struct {
 	lis net.Listener
 	cut sync.RWMutex
@@ -94,13 +95,13 @@ func newNATSWire(t testing.TB, to string) *natsWire {
 	return w
 }
 
-// mend ends a cut, if there is one.
+// mend ends the cut, if there is one.
 func (w *natsWire) mend() {
 	w.cut.TryLock()
 	w.cut.Unlock()
 }
 
-// startCluster starts them, with NATS inside, or with one that runs.
+// startCluster starts the servers, with embedded NATS or with a separate one.
 func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serverCluster {
 	fleet, err := drive.StartFleet(t.Context(), 4, grpcserver.Config{
 		Engine: enginesim.Config{KVTokens: 60_000}, // full after a third of the conversations
@@ -118,7 +119,8 @@ func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serv
 		},
 	}
 	routes := steadyPorts(t, n)
-	// However fast the engines are, servers share their view every 50 ms: more often is too much for a machine that is busy.
+	// However fast the engines are, servers share their state every 50 ms: a shorter period is too much for a busy
+	// machine.
 	l := live{Options: drive.Options{Speed: 2}, engines: 4, deadline: time.Second / 5}
 	var running *natsserver.Server
 	if !embedded {
@@ -167,11 +169,10 @@ func (c *serverCluster) start(i int, listen string) {
 	c.servers[i] = p
 }
 
-// triedPorts counts the ports that were tried: no two tests get the same.
+// triedPorts counts the tried ports, so that no two tests get the same.
 var triedPorts atomic.Int64
 
-// steadyPorts returns free ports below those that the system gives to programs that ask for any: they stay free while a
-// server is started again.
+// steadyPorts returns free ports below the range of ephemeral ports. They stay free while a server restarts.
 func steadyPorts(t testing.TB, n int) (all []int) {
 	for len(all) < n {
 		port := 10_000 + (os.Getpid()*101+int(triedPorts.Add(1)))%20_000
@@ -183,7 +184,7 @@ func steadyPorts(t testing.TB, n int) (all []int) {
 	return all
 }
 
-// state is a server's part in the cluster; nil = it does not answer.
+// state is a server's view of the cluster; nil = it does not answer.
 func (c *serverCluster) state(i int) *warmpathv1.DeploymentStatus {
 	cc, err := grpc.NewClient("127.0.0.1:"+c.listen[i], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(c.t, err)
@@ -195,7 +196,7 @@ func (c *serverCluster) state(i int) *warmpathv1.DeploymentStatus {
 	return a.GetDeployments()[0]
 }
 
-// inSync waits until each server has so many peers, in sync.
+// inSync waits until each server has a number of peers in sync.
 func (c *serverCluster) inSync(peers int) {
 	for i := range c.listen {
 		require.Eventually(c.t, func() bool {
@@ -210,7 +211,7 @@ func (c *serverCluster) inSync(peers int) {
 	}
 }
 
-// run sends conversations, with something that happens a third of the way.
+// run sends conversations, with a fault after a third of the time.
 func (c *serverCluster) run(rate float64, happens func()) drive.Result {
 	rs, err := workload.Generate(workload.Spec{Name: "chat", Rate: rate, Duration: clusterTime, Seed: 1})
 	require.NoError(c.t, err)
@@ -228,7 +229,7 @@ func (c *serverCluster) run(rate float64, happens func()) drive.Result {
 	return drive.Summarize("", 4, samples, drive.Targets{})
 }
 
-// clusterFaults are what may happen to a server or to NATS.
+// clusterFaults are the faults of a server or of NATS.
 var clusterFaults = []struct {
 	name     string
 	embedded bool
@@ -256,7 +257,7 @@ var clusterFaults = []struct {
 	}},
 }
 
-// Whatever happens to a server or to NATS, no call fails, and the servers are one again when it is over.
+// Whatever fails, a server or NATS, no call fails, and the servers are in sync again afterwards.
 func TestClusterFailures(t *testing.T) {
 	for _, mode := range []string{"central", "broadcast"} {
 		for _, f := range clusterFaults {
@@ -282,9 +283,9 @@ func TestClusterFailures(t *testing.T) {
 	}
 }
 
-// BenchmarkClusterFailures measures the share of prompt tokens found in caches from the failure on. The engines run only
-// twice as fast as real ones: the 3 s until a server counts as gone run no faster, and are a minute of engines that are 20
-// times as fast.
+// BenchmarkClusterFailures measures the share of prompt tokens found in caches after the failure. The engines run
+// only twice as fast as real ones: the 3 s until a server counts as gone do not scale, and are a minute for engines
+// that are 20 times as fast.
 func BenchmarkClusterFailures(b *testing.B) {
 	for _, mode := range []string{"central", "broadcast"} {
 		for _, f := range clusterFaults {

@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The rankings of Ray's ring with 100 virtual nodes and 2 fallbacks.
+// The orders equal those of Ray's ring with 100 virtual nodes and 2 fallbacks.
 func TestExplainAgreesWithRay(t *testing.T) {
 	for session, order := range map[string][3]string{
 		"user_42":       {"r2", "r0", "r1"},
@@ -28,7 +28,7 @@ func TestExplainAgreesWithRay(t *testing.T) {
 	}
 }
 
-// The order of the fleet and its addresses change nothing; 1+K are listed, however large the fleet.
+// The order of the fleet and its addresses change nothing. 1+K replicas are listed, however large the fleet is.
 func TestExplainListsWhatThePolicyUses(t *testing.T) {
 	ask := func(args ...string) (x explanation) {
 		code, stdout, stderr := command(t, append([]string{"explain", "--json", "--session", "user_42"}, args...)...)
@@ -92,7 +92,7 @@ func TestExplainPrompt(t *testing.T) {
 }
 
 func TestExplainInWords(t *testing.T) {
-	for _, c := range []struct{ args, says []string }{
+	for _, c := range []struct{ args, want []string }{
 		{[]string{"--policy", "consistent_hash", "--session", "user_42"}, []string{
 			"consistent_hash sends the request to r2.", "ring:", `"user_42"`, "0xf6213308038538d9", "1 of 3", "r0, then r1"}},
 		{[]string{"--policy", "consistent_hash", "--request-id", "user_42"}, []string{"request id", "no session"}},
@@ -104,21 +104,20 @@ func TestExplainInWords(t *testing.T) {
 	} {
 		code, stdout, stderr := command(t, append([]string{"explain", "--replicas", "r0,r1,r2"}, c.args...)...)
 		require.Equal(t, exitOK, code, stderr)
-		for _, s := range c.says {
+		for _, s := range c.want {
 			require.Contains(t, stdout, s)
 		}
 	}
 }
 
-func TestExplainNobody(t *testing.T) {
+func TestExplainNoReplica(t *testing.T) {
 	fleet := file(t, "fleet.yaml", `replicas: [{id: a, address: "h:1", models: [m]}, {id: b, address: "h:2", models: [x], draining: true}]`)
 	code, _, stderr := command(t, "explain", "--fleet", fleet, "--model", "x", "--session", "s")
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stderr, "no replica")
 }
 
-// With a tokenizer the prompt has its true length, its tokens are the key, and what is
-// wrong with it is told.
+// With a tokenizer the prompt has its true length, and its tokens are the key. The tokenizer's errors are printed.
 func TestExplainTokens(t *testing.T) {
 	config := file(t, "config.yaml", "tokenizer: {from: 'tiktoken:cl100k_base'}")
 	ask := func(args ...string) (int, string, string) {
@@ -148,7 +147,7 @@ func TestExplainTokens(t *testing.T) {
 	require.Contains(t, stderr, "tokenizer.from: stat /nowhere/tokenizer.json")
 }
 
-// What only a channel reads of a config is checked too.
+// The fields that only a channel reads are checked too.
 func TestExplainChecksTheConfig(t *testing.T) {
 	for config, want := range map[string]string{
 		`kv_events: "udp://h:1"`:                        "kv_events",

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A server's metrics and spans go to a collector where OpenTelemetry's environment asks for it.
+// A server's metrics and spans go to a collector if OpenTelemetry's environment variables name one.
 func TestServeExportsOverOTLP(t *testing.T) {
 	config := file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments: {chat: {policy: {round_robin: {}}, replicas: [{address: 'h:1'}]}}")
 	t.Setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "carrier-pigeon")

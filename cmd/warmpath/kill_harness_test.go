@@ -28,17 +28,17 @@ import (
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
-// killWithin bounds what is waited for.
+// killWithin bounds every wait.
 const killWithin = time.Minute
 
-// A killEngine is an engine that is a process.
+// A killEngine is an engine in its own process.
 type killEngine struct {
 	policy.Attributes
 	process *drive.Process
 }
 
-// A killFleet is two prefill and two decode engines and a channel to them. Each is a process. The fleet is the channel's
-// stats handler: what the channel sends and receives are the moments at which engines are killed.
+// A killFleet is two prefill and two decode engines, each in its own process, and a channel to them. The fleet is the
+// channel's stats handler: engines are killed when the channel sends or receives.
 type killFleet struct {
 	t       *testing.T
 	flow    killFlow
@@ -47,7 +47,7 @@ type killFleet struct {
 	order   []*killEngine
 	cc      *grpc.ClientConn
 	reader  *sdkmetric.ManualReader
-	armed   atomic.Pointer[killStrike]
+	armed   atomic.Pointer[killPlan]
 	idle    context.Context // of the requests that keep decode engines busy
 	release context.CancelFunc
 	busy    sync.WaitGroup
@@ -60,14 +60,14 @@ type killMoment struct {
 	n          int32
 }
 
-// A killStrike is what is to be killed at a moment.
-type killStrike struct {
+// A killPlan names the engines to kill at a moment.
+type killPlan struct {
 	killMoment
 	victims string
 	killed  chan []*killEngine
 }
 
-// A killCall is what is known of a request, a killAttempt of one of its RPCs.
+// A killCall is the state of a request, a killAttempt that of one of its RPCs.
 type killCall struct{ prefill, decode atomic.Pointer[killEngine] }
 
 type killAttempt struct {
@@ -132,7 +132,7 @@ func (f *killFleet) start(e *killEngine) {
 	require.NoError(f.t, err)
 }
 
-// ready waits until the channel can call an engine, and keeps one busy that serves whole requests.
+// ready waits until the channel can call an engine, and keeps an engine that serves whole requests busy.
 func (f *killFleet) ready(e *killEngine) {
 	f.eventually("connection to "+e.ID, func() bool { return f.used(e) >= 0 })
 	if e.Role == policy.RolePrefill || e.Role == policy.RoleDecode && !f.flow.whole {
@@ -153,7 +153,7 @@ func (f *killFleet) ready(e *killEngine) {
 	f.eventually(e.ID+" is busy", func() bool { return f.gauge("warmpath.replica.ongoing", e.ID) >= killIdle })
 }
 
-// used is how many tokens of an engine's KV cache are held; negative where it does not answer.
+// used is the number of used tokens in an engine's KV cache; negative if the engine does not answer.
 func (f *killFleet) used(e *killEngine) int {
 	ctx, cancel := context.WithTimeout(f.t.Context(), killWithin)
 	defer cancel()
@@ -164,7 +164,7 @@ func (f *killFleet) used(e *killEngine) int {
 	return int(a.GetLoads()[0].GetNumUsedTokens() + a.GetLoads()[0].GetNumTotalReqs())
 }
 
-// load sends requests from so many goroutines until stop.
+// load sends requests from a number of goroutines until stop.
 func (f *killFleet) load(workers int) (stop func()) {
 	var over atomic.Bool
 	var all sync.WaitGroup
@@ -183,9 +183,9 @@ func (f *killFleet) load(workers int) (stop func()) {
 	return stop
 }
 
-// strike has engines killed at the next such moment, and starts them again.
-func (f *killFleet) strike(m killMoment, victims string) {
-	s := &killStrike{m, victims, make(chan []*killEngine, 1)}
+// killAt kills engines at the next such moment, and restarts them.
+func (f *killFleet) killAt(m killMoment, victims string) {
+	s := &killPlan{m, victims, make(chan []*killEngine, 1)}
 	f.armed.Store(s)
 	select {
 	case killed := <-s.killed:
@@ -236,15 +236,15 @@ func (f *killFleet) HandleRPC(ctx context.Context, event stats.RPCStats) {
 	}
 }
 
-// kill kills the engines that have a request.
-func (f *killFleet) kill(s *killStrike, c *killCall) {
+// kill kills the engines of a request.
+func (f *killFleet) kill(s *killPlan, c *killCall) {
 	var killed []*killEngine
 	for _, role := range s.victims {
 		e := c.decode.Load()
 		if role == 'p' {
 			e = c.prefill.Load()
 		}
-		if e == nil { // the request has not come that far
+		if e == nil { // the request has not reached that engine yet
 			e = f.order[strings.IndexRune("p.d.", role)]
 		}
 		e.process.Kill()
@@ -259,7 +259,7 @@ func (*killFleet) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Con
 // HandleConn implements [stats.Handler].
 func (*killFleet) HandleConn(context.Context, stats.ConnStats) {}
 
-// nothingReserved waits until neither the channel nor an engine holds anything.
+// nothingReserved waits until neither the channel nor an engine has a reservation.
 func (f *killFleet) nothingReserved() {
 	f.release()
 	f.busy.Wait()
@@ -271,7 +271,7 @@ func (f *killFleet) nothingReserved() {
 	}
 }
 
-// gauge is the sum of a metric, of one replica if it has an id.
+// gauge is the sum of a metric, of one replica if an id is given.
 func (f *killFleet) gauge(name, replica string) (sum int64) {
 	var all metricdata.ResourceMetrics
 	require.NoError(f.t, f.reader.Collect(f.t.Context(), &all))

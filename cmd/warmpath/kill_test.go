@@ -26,7 +26,8 @@ import (
 const (
 	killPrompt = 2000
 	killOutput = 8
-	// killIdle is how many requests are under way at each engine that serves whole ones, so that prefill there costs more.
+	// killIdle is the number of requests under way at each engine that serves whole requests, so that a prefill there
+	// is costly.
 	killIdle = 8
 )
 
@@ -34,7 +35,7 @@ const (
 type killFlow struct {
 	name      string
 	connector grpcserver.Connector
-	// whole: engines with a role serve whole requests too.
+	// whole is set if engines with a role serve whole requests too.
 	whole bool
 	send  func(ctx context.Context, cc *grpc.ClientConn, id string) (output []uint32, messages int, err error)
 }
@@ -77,7 +78,7 @@ func receiveAll[M any](
 	return output, messages, err
 }
 
-// tokensOf are the first tokens of a text of its own.
+// tokensOf are the first tokens of a unique text.
 func tokensOf(name string, n int) []uint32 {
 	seed, ids := workload.OutputSeed(name), make([]uint32, n)
 	for i := range ids {
@@ -86,7 +87,7 @@ func tokensOf(name string, n int) []uint32 {
 	return ids
 }
 
-// killMoments are the moments in the life of a request at which engines are killed.
+// killMoments are the moments of a request at which engines are killed.
 var killMoments = []killMoment{
 	{"p has the headers", "p", new(stats.OutHeader), 1},
 	{"p has the request", "p", new(stats.OutPayload), 1},
@@ -100,8 +101,8 @@ var killMoments = []killMoment{
 	{"the third message", "d", new(stats.InPayload), 3},
 }
 
-// Processes of engines get SIGKILL under load, at each moment of a request, and are started again. No request is lost
-// but for a stream whose decode engine dies after the first message, where streams do not go on elsewhere.
+// Engine processes get SIGKILL under load, at each moment of a request, and restart. No request is lost, except a
+// stream whose decode engine dies after the first message when streams are not resumed.
 func TestKilledEngines(t *testing.T) {
 	all := []string{"p", "d", "pd"}
 	for _, flow := range killFlows {
@@ -112,7 +113,7 @@ func TestKilledEngines(t *testing.T) {
 				for i, m := range killMoments {
 					for j, victims := range all {
 						if i%2 == n && (!race.Enabled || (i/2+n)%len(all) == j) {
-							f.strike(m, victims)
+							f.killAt(m, victims)
 						}
 					}
 				}
@@ -123,7 +124,7 @@ func TestKilledEngines(t *testing.T) {
 	}
 }
 
-// call sends a request and judges what became of it.
+// call sends a request and checks its result.
 func (f *killFleet) call(id string) {
 	ctx, cancel := context.WithTimeout(context.WithValue(f.t.Context(), killKey{}, new(killCall)), killWithin)
 	defer cancel()

@@ -21,7 +21,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
-// requireFields checks that the JSON has every field of the contract, by its own spelling.
+// requireFields checks that the JSON has every field of the contract, with exactly its name.
 func requireFields(t *testing.T, text string) {
 	t.Helper()
 	for _, f := range []string{
@@ -73,7 +73,7 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// Where prefill and decode are apart, two engines serve a request, and all ends well.
+// If prefill and decode are separate, two engines serve a request, and every request succeeds.
 func TestDemoDisaggregated(t *testing.T) {
 	code, stdout, stderr := command(t, "demo", "--disaggregated", "--workload", "chat", "--replicas", "2", "--clients", "2",
 		"--duration", "1s", "--speed", "20", "--json")
@@ -96,7 +96,7 @@ func TestDemoInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	r, w := io.Pipe()
-	go func() { // as soon as the load is on
+	go func() { // when the load has started
 		lines := bufio.NewScanner(r)
 		for lines.Scan() {
 			if strings.Contains(lines.Text(), "requests sent") {
@@ -110,8 +110,8 @@ func TestDemoInterrupted(t *testing.T) {
 	require.Empty(t, out.String())
 }
 
-// Issue 12.18: where the load was not sent on time the verdict says that the run is not valid, beside the tables, and so
-// does the exit code.
+// Issue 12.18: if the load was not sent on time, the result beside the tables says that the run is not valid, and the
+// exit code too.
 func TestDemoThatIsNotValid(t *testing.T) {
 	args := []string{"demo", "--duration", "30ms", "--policies", "round_robin", "--replicas", "1", "--clients", "1", "--speed", "10000", "--load", "0.05"}
 	code, stdout, stderr := command(t, args...)
@@ -126,7 +126,7 @@ func TestDemoThatIsNotValid(t *testing.T) {
 	require.NotEmpty(t, c.Invalid)
 }
 
-// wentWell checks the exit code of a run whose load may be late on a busy machine.
+// wentWell checks the exit code of a run. On a busy machine its load may be late.
 func wentWell(t *testing.T, code int, stderr string) {
 	t.Helper()
 	if code != exitInvalid {
@@ -134,7 +134,7 @@ func wentWell(t *testing.T, code int, stderr string) {
 	}
 }
 
-// conversations is a mooncake trace of conversations that grow by a block a turn.
+// conversations is a mooncake trace of conversations that grow by one block each turn.
 func conversations(t *testing.T, n, turns int) string {
 	var b strings.Builder
 	for turn := range turns {
@@ -227,7 +227,7 @@ func TestEngine(t *testing.T) {
 	addr := regexp.MustCompile(`127\.0\.0\.1:\d+`).FindString(line)
 	require.NotEmpty(t, addr, line)
 
-	// The port is taken now.
+	// The port is in use now.
 	code, _, stderr := command(t, "engine", "--listen", addr)
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stderr, "in use")

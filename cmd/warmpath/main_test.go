@@ -14,7 +14,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// asCommand has the test's program be the command: replay starts servers, and chaos engines, as processes of its own program.
+// asCommand makes the test's program act as the command: replay starts servers, and chaos starts engines, from their
+// own executable.
 const asCommand = "WARMPATH_TEST_AS_COMMAND"
 
 func TestMain(m *testing.M) {
@@ -41,7 +42,7 @@ func command(t *testing.T, args ...string) (code int, stdout, stderr string) {
 	return code, out.String(), err.String()
 }
 
-// strict decodes the only JSON value of a text and refuses fields that v has not.
+// strict decodes the only JSON value of a text and refuses unknown fields.
 func strict(t *testing.T, text string, v any) {
 	t.Helper()
 	d := json.NewDecoder(strings.NewReader(text))
@@ -65,14 +66,14 @@ func TestMistakes(t *testing.T) {
 	empty := file(t, "empty", "")
 	config := file(t, "config.yaml", "policy: {consistent_hash: {num_fallback: 1}}")
 	other := file(t, "other.yaml", "policy: {round_robin: {}}")
-	nobody := file(t, "nobody.yaml", "replicas: []")
+	none := file(t, "nobody.yaml", "replicas: []")
 	twice := file(t, "twice.yaml", `replicas: [{id: a, address: "h:1"}, {id: a, address: "h:2"}]`)
 	replay := func(args ...string) []string {
 		return append([]string{"replay", "--trace", trace, "--format", "mooncake", "--target", "127.0.0.1:1"}, args...)
 	}
 	for _, c := range []struct {
 		args []string
-		says []string
+		want []string
 	}{
 		{[]string{"chaos"}, []string{"--scenario"}},
 		{[]string{"chaos", "--scenario", "flod"}, []string{"--scenario", "flod", "flood"}},
@@ -132,7 +133,7 @@ func TestMistakes(t *testing.T) {
 		{[]string{"explain", "--replicas", "a=h"}, []string{"--replicas", "host:port"}},
 		{[]string{"explain", "--replicas", "a b"}, []string{"--replicas", "printable ASCII"}},
 		{[]string{"explain", "--fleet", "/nowhere"}, []string{"--fleet", "/nowhere"}},
-		{[]string{"explain", "--fleet", nobody}, []string{"--fleet", "no replicas"}},
+		{[]string{"explain", "--fleet", none}, []string{"--fleet", "no replicas"}},
 		{[]string{"explain", "--fleet", twice}, []string{"--fleet", "replicas[1].id", `"a"`}},
 		{[]string{"explain", "--replicas", "a", "--policy", "fair"}, []string{"--policy", `"fair"`, "round_robin"}},
 		{[]string{"explain", "--replicas", "a", "--config", "/nowhere"}, []string{"--config", "/nowhere"}},
@@ -142,18 +143,18 @@ func TestMistakes(t *testing.T) {
 		{[]string{"explain", "--replicas", "a", "--prompt-file", trace, "--prompt", "x"}, []string{"--prompt-file", "--prompt "}},
 		{[]string{"version", "please"}, []string{`"please"`}},
 	} {
-		t.Run(strings.Join(c.args, " "), func(t *testing.T) { requireMistake(t, c.args, c.says) })
+		t.Run(strings.Join(c.args, " "), func(t *testing.T) { requireMistake(t, c.args, c.want) })
 	}
 }
 
-// requireMistake runs a command that is called wrongly, which it must tell in one line with these words.
-func requireMistake(t *testing.T, args, says []string) {
+// requireMistake runs a command with a usage error, which must be one line with these words.
+func requireMistake(t *testing.T, args, want []string) {
 	t.Helper()
 	code, stdout, stderr := command(t, args...)
 	require.Equal(t, exitUsage, code, stderr)
 	require.Empty(t, stdout)
 	require.Equal(t, 1, strings.Count(stderr, "\n"), stderr)
-	for _, s := range says {
+	for _, s := range want {
 		require.Contains(t, stderr, s)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// The endpoint picker opens with the server, reports its deployment's health, and closes with it.
+// The endpoint picker starts and stops with the server, and reports its deployment's health.
 func TestServePicks(t *testing.T) {
 	path := file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments: {chat: {replicas: [{id: a, address: 'h:1'}]}, code: {register: true}}")
 	for name, want := range map[string]healthpb.HealthCheckResponse_ServingStatus{
@@ -45,13 +45,13 @@ func TestServePicks(t *testing.T) {
 		"--ext-proc: \"x\" is not host:port":            {"--ext-proc", "x"},
 		"is not on the loopback":                        {"--ext-proc", "0.0.0.0:0"},
 	} {
-		code, _, said := command(t, append([]string{"serve", "--check", "--config", path}, args...)...)
+		code, _, printed := command(t, append([]string{"serve", "--check", "--config", path}, args...)...)
 		require.Equal(t, exitUsage, code)
-		require.Contains(t, said, wrong)
+		require.Contains(t, printed, wrong)
 	}
 }
 
-// Gateways dial with TLS that they do not verify, or without. A server with TLS takes no other connections.
+// Gateways dial without TLS, or with TLS that they do not verify. A server with TLS refuses other connections.
 func TestServePicksWithTLS(t *testing.T) {
 	cert, key := selfSigned(t, "server")
 	verified, err := credentials.NewClientTLSFromFile(cert, "")

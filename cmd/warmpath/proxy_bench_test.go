@@ -26,10 +26,10 @@ import (
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/proxy"
 )
 
-// asReplica has the test's program be a replica that answers with what it gets.
+// asReplica makes the test's program act as a replica that returns its requests.
 const asReplica = "WARMPATH_TEST_AS_REPLICA"
 
-// asFloor has it pass calls on to the address that is its value.
+// asFloor makes it pass calls on to the address that is its value.
 const asFloor = "WARMPATH_TEST_AS_FLOOR"
 
 type echo struct {
@@ -52,8 +52,8 @@ func echoes() {
 	panic(s.Serve(lis))
 }
 
-// floor passes unary calls on to an address until the process is killed, and picks nothing: what a proxy with gRPC's
-// library costs that does not have the protos.
+// floor passes unary calls on to an address until the process is killed, without a pick: the cost of a proxy with
+// gRPC's library and without the protos.
 func floor(at string) {
 	defer runtime.KeepAlive(make([]byte, proxy.Ballast))
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
@@ -109,10 +109,10 @@ func child(t testing.TB, env, value string, args ...string) (address string, pid
 }
 
 // BenchmarkBesideDirect compares unary calls of 128 bytes on a direct connection, through the floor and through the
-// proxy, in turns: client, proxy and replica are three processes. Of the latter two it reports the median of the ratios
-// of throughput to the direct connection's; the ratio of the processor time of all processes for a call, which other
-// programs on the machine affect less; and by how much the p99 is longer at half of the proxy's throughput, in the
-// median.
+// proxy, in alternating rounds. Client, proxy and replica are three processes. For floor and proxy it reports three
+// figures. The first is the median ratio of throughput to the direct connection. The second is the ratio of the
+// processor time of all processes for a call, which other programs affect less. The third is the median increase of
+// the p99 at half of the proxy's throughput.
 //
 //	go test ./cmd/warmpath -run '^$' -bench BesideDirect -benchtime 1x -cpu 2
 func BenchmarkBesideDirect(b *testing.B) {
@@ -167,7 +167,7 @@ func BenchmarkBesideDirect(b *testing.B) {
 	}
 }
 
-// processorTime is what processes have used, in the ticks of /proc.
+// processorTime is the processor time of processes, in the ticks of /proc.
 func processorTime(b *testing.B, pids ...int) (ticks float64) {
 	for _, pid := range pids {
 		raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -189,8 +189,7 @@ const (
 	benchCallers = 64
 )
 
-// unaryCalls makes calls for a turn, as many as go or so many a second, and returns how many a second those were and
-// how long the slowest of a hundred took.
+// unaryCalls makes calls for a round, at full speed or at a rate per second. It returns their rate and their p99.
 func unaryCalls(b *testing.B, stub testpb.TestServiceClient, rate float64) (float64, time.Duration) {
 	took := make([][]time.Duration, benchCallers)
 	var wg sync.WaitGroup

@@ -28,7 +28,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
-// passing runs the proxy until the test ends, and returns where it listens and what it writes.
+// passing runs the proxy until the test ends, and returns its address and its output.
 func passing(t *testing.T, args ...string) (address string, written *transcript) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -46,7 +46,7 @@ func passing(t *testing.T, args ...string) (address string, written *transcript)
 	return pattern.FindStringSubmatch(written.String())[1], written
 }
 
-// generate calls an engine, and returns how many of the prompt's tokens it had.
+// generate calls an engine, and returns the number of the prompt's tokens that were cached.
 func generate(t *testing.T, cc *grpc.ClientConn, prompt []uint32) (cached, all uint32) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -64,7 +64,7 @@ func generate(t *testing.T, cc *grpc.ClientConn, prompt []uint32) (cached, all u
 	return cached, all
 }
 
-// Turns of a conversation find their prefix, with the client's policy and with a server's pick, and Prometheus sees the
+// Turns of a conversation find their prefix, with the client's policy and with a server's pick. Prometheus has the
 // decisions.
 func TestProxyRoutesByPrefix(t *testing.T) {
 	var addresses []string
@@ -114,7 +114,8 @@ func TestProxyRoutesByPrefix(t *testing.T) {
 	http.DefaultClient.CloseIdleConnections()
 }
 
-// TLS on both sides, each with certificates that the other end asks for; that of the listener is read anew.
+// TLS on both sides, each with certificates that the other side requires. The listener's certificate is read again
+// when it changes.
 func TestProxySecurely(t *testing.T) {
 	cert, key := selfSigned(t, "server")
 	own, ownKey := selfSigned(t, "team")
@@ -164,7 +165,7 @@ func TestProxySecurely(t *testing.T) {
 func TestProxyMistakes(t *testing.T) {
 	token, wrong := file(t, "token", "0123456789abcdef\n"), file(t, "wrong.yaml", "polcy: {}")
 	cert, key := selfSigned(t, "server")
-	for _, c := range []struct{ args, says []string }{
+	for _, c := range []struct{ args, want []string }{
 		{[]string{"--target", "warmpath:///h:1"}, []string{"--listen", "required"}},
 		{[]string{"--listen", ":0"}, []string{"--target", "required"}},
 		{[]string{"--listen", ":0", "--target", "h:1,h:2"}, []string{"--target", "warmpath:///"}},
@@ -178,14 +179,14 @@ func TestProxyMistakes(t *testing.T) {
 		{[]string{"--listen", ":0", "--target", "warmpath://h:1/chat", "--tls", "--token-file", token}, []string{"--token-file", "loopback", "--listen-cert"}},
 		{[]string{"--listen", "127.0.0.1:0", "--target", "warmpath://h:1/chat", "--token-file", token}, []string{"--token-file", "plaintext"}},
 	} {
-		t.Run(strings.Join(c.args, " "), func(t *testing.T) { requireMistake(t, append([]string{"proxy"}, c.args...), c.says) })
+		t.Run(strings.Join(c.args, " "), func(t *testing.T) { requireMistake(t, append([]string{"proxy"}, c.args...), c.want) })
 	}
 	code, _, stderr := command(t, "proxy", "--listen", "256.0.0.1:0", "--target", "warmpath:///h:1")
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, stderr, "--listen: ")
 }
 
-// A call's span is in the trace of its client, with the decision, and the replica's parent.
+// A call's span is in the trace of its client, has the decision, and is the parent of the replica's span.
 func TestProxyTraces(t *testing.T) {
 	var mu sync.Mutex // guards got
 	var got, parent string
@@ -208,7 +209,7 @@ func TestProxyTraces(t *testing.T) {
 	t.Setenv("OTEL_TRACES_EXPORTER", "otlp")
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
 	const trace, span = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-	t.Run("call", func(t *testing.T) { // at its end the spans are sent
+	t.Run("call", func(t *testing.T) { // the spans are exported when it ends
 		at, _ := passing(t, "--target", "warmpath:///"+lis.Addr().String())
 		cc, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
 		require.NoError(t, err)

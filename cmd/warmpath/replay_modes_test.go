@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 )
 
-// requireModes checks that each mode made its own decisions, and that no call failed. It returns the figures.
+// requireModes checks that each mode decided in its own way, and that no call failed. It returns the figures.
 func requireModes(t *testing.T, stdout string, modes ...string) (c drive.Comparison) {
 	t.Helper()
 	strict(t, stdout, &c)
@@ -39,7 +39,7 @@ func TestDemoModes(t *testing.T) {
 	}
 }
 
-// A look-aside server is started for the servers of a target too.
+// With a target, replay also starts a look-aside server for its replicas.
 func TestReplayModes(t *testing.T) {
 	const speed = 20
 	fleet, err := drive.StartFleet(t.Context(), 3, grpcserver.Config{Speed: speed})

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The door for HTTP opens with the server and closes with it.
+// The HTTP endpoint starts and stops with the server.
 func TestServeAnswersHTTP(t *testing.T) {
 	path := file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments: {chat: {replicas: [{id: a, address: 'h:1'}]}}")
 	ctx, cancel := context.WithCancel(t.Context())
@@ -27,16 +27,16 @@ func TestServeAnswersHTTP(t *testing.T) {
 	at := address.FindStringSubmatch(out.String())
 	a, err := http.Post("http://"+at[2]+at[1], "application/json", strings.NewReader(`{"prompt":"hello"}`))
 	require.NoError(t, err)
-	said, err := io.ReadAll(a.Body)
+	body, err := io.ReadAll(a.Body)
 	require.NoError(t, err)
 	require.NoError(t, a.Body.Close())
-	require.Contains(t, string(said), `{"replica_id":"a","host":"h","port":1,"deployment":"chat"}`)
+	require.Contains(t, string(body), `{"replica_id":"a","host":"h","port":1,"deployment":"chat"}`)
 	a, err = http.Get("http://" + at[2] + "/")
 	require.NoError(t, err)
-	said, err = io.ReadAll(a.Body)
+	body, err = io.ReadAll(a.Body)
 	require.NoError(t, err)
 	require.NoError(t, a.Body.Close())
-	require.Contains(t, string(said), `<th scope="row">a<small>h:1</small></th>`)
+	require.Contains(t, string(body), `<th scope="row">a<small>h:1</small></th>`)
 	http.DefaultClient.CloseIdleConnections()
 	code, _, wrong := command(t, "serve", "--check", "--config", path, "--http", ":4780")
 	require.Equal(t, exitUsage, code)
@@ -47,16 +47,16 @@ func TestServeAnswersHTTP(t *testing.T) {
 	require.Equal(t, "curl -sS http://"+at[2]+`/internal/route -H 'X-Warmpath-Deployment: chat' -H 'X-Warmpath-Exclude: x,y' `+
 		`-H 'x-session-id: it'\''s me' -d '{"model":"m","prompt":"say \"hello\""}'`+"\n", line)
 	if _, err := exec.LookPath("curl"); err == nil {
-		said, err := exec.Command("sh", "-c", line).CombinedOutput()
-		require.NoError(t, err, "%s", said)
-		require.Contains(t, string(said), `"replica_id":"a"`)
+		body, err := exec.Command("sh", "-c", line).CombinedOutput()
+		require.NoError(t, err, "%s", body)
+		require.Contains(t, string(body), `"replica_id":"a"`)
 	}
 	cancel()
 	require.Equal(t, exitOK, <-ended, "%s", &log)
 	require.NotContains(t, log.String(), "hello")
 }
 
-// How a server is reached and what is shown to it stands in the command too, but for the token itself.
+// The printed curl command has the options for the server's address and credentials, but not the token itself.
 func TestCurlSecurely(t *testing.T) {
 	cert, key := selfSigned(t, "server")
 	token := file(t, "it's a token", "0123456789abcdef\nfedcba9876543210\n")
@@ -80,9 +80,9 @@ deployments: {chat: {replicas: [{id: a, address: 'h:1'}]}}`, cert, key, token))
 	require.Contains(t, line, "curl -sS https://"+at+"/internal/route --cacert "+cert+" ")
 	require.NotContains(t, line, "0123456789abcdef")
 	if _, err := exec.LookPath("curl"); err == nil {
-		said, err := exec.Command("sh", "-c", line).CombinedOutput()
-		require.NoError(t, err, "%s", said)
-		require.Contains(t, string(said), `"replica_id":"a"`)
+		body, err := exec.Command("sh", "-c", line).CombinedOutput()
+		require.NoError(t, err, "%s", body)
+		require.Contains(t, string(body), `"replica_id":"a"`)
 	}
 	code, _, wrong = command(t, "choose", "--curl", at, "--tls-name", "x")
 	require.Equal(t, exitUsage, code)

@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// selfSigned writes a certificate that is its own authority, good for both ends, and its key.
+// selfSigned writes a self-signed certificate, valid for servers and clients, and its key.
 func selfSigned(t *testing.T, cn string) (cert, key string) {
 	t.Helper()
 	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -41,7 +41,7 @@ func selfSigned(t *testing.T, cn string) (cert, key string) {
 	return write(cn+".pem", "CERTIFICATE", der), write(cn+"-key.pem", "PRIVATE KEY", private)
 }
 
-// servingWith runs the server until the test ends, and returns where it listens and what it logs.
+// servingWith runs the server until the test ends, and returns its address and its log.
 func servingWith(t *testing.T, args ...string) (address string, log *transcript) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -74,12 +74,12 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1
 		{"--tls-ca", cert, "--token-file", token, "--tls-name", "warmpath.test"},
 		{"--tls-ca", cert, "--cert", own, "--key", ownKey},
 	} {
-		code, said, wrong := command(t, append([]string{"choose", "--server", at}, args...)...)
+		code, printed, wrong := command(t, append([]string{"choose", "--server", at}, args...)...)
 		require.Zero(t, code, wrong)
-		require.Contains(t, said, "replica     a at h:1")
-		code, said, wrong = command(t, append([]string{"top", "--once", "--json", "--server", at}, args...)...)
+		require.Contains(t, printed, "replica     a at h:1")
+		code, printed, wrong = command(t, append([]string{"top", "--once", "--json", "--server", at}, args...)...)
 		require.Zero(t, code, wrong)
-		require.Contains(t, said, "h:1")
+		require.Contains(t, printed, "h:1")
 	}
 	for _, tt := range []struct {
 		args []string
@@ -110,13 +110,13 @@ deployments: {chat: {policy: {round_robin: {}}, replicas: [{id: a, address: 'h:1
 	a, err := http.Get(url[1] + "/debug/pprof/goroutine?debug=1")
 	require.NoError(t, err)
 	defer a.Body.Close()
-	said, err := io.ReadAll(a.Body)
+	printed, err := io.ReadAll(a.Body)
 	require.NoError(t, err)
-	require.Contains(t, string(said), "goroutine profile")
+	require.Contains(t, string(printed), "goroutine profile")
 	require.NotContains(t, log.String(), "0123456789abcdef")
 }
 
-// What a config names is looked at by --check, and --listen holds for every reading of the file.
+// --check reads the files that a config names, and --listen overrides every reading of the file.
 func TestServeChecksFiles(t *testing.T) {
 	missing := file(t, "missing.yaml", "principals: [{name: a, token_file: /no/such}]\ndeployments: {chat: {register: true}}")
 	for _, args := range [][]string{{"--check"}, {}} {
@@ -129,7 +129,7 @@ func TestServeChecksFiles(t *testing.T) {
 	require.NotContains(t, log.String(), "read once")
 }
 
-// pprof is served only where it is asked for, and only on the loopback.
+// pprof is served only if a flag enables it, and only on the loopback.
 func TestServePprof(t *testing.T) {
 	text := "listen: 127.0.0.1:0\ndeployments: {chat: {register: true}}\n"
 	for metrics, code := range map[string]int{

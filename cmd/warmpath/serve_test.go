@@ -23,7 +23,7 @@ import (
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
 )
 
-// transcript is what a command that still runs has written.
+// transcript is the output of a running command.
 type transcript struct {
 	mu   sync.Mutex // guards text
 	text bytes.Buffer
@@ -43,7 +43,7 @@ func (s *transcript) String() string {
 
 var _ io.Writer = (*transcript)(nil)
 
-// The server starts from three lines, answers, takes a changed file but not a broken one, and ends when it is told to.
+// The server starts from three lines, answers, applies a changed file but not a broken one, and ends on a signal.
 func TestServeAndChoose(t *testing.T) {
 	const one = "listen: 127.0.0.1:0\ndeployments: {chat: {policy: {consistent_hash: {}}, replicas: [{id: a, address: 'h:1'}]}}"
 	path := file(t, "server.yaml", one)
@@ -60,10 +60,10 @@ func TestServeAndChoose(t *testing.T) {
 	until(func() bool { return address.MatchString(out.String()) })
 	at := address.FindStringSubmatch(out.String())[1]
 
-	code, said, wrong := command(t, "choose", "--server", at, "--session", "s", "--prompt", "hello")
+	code, printed, wrong := command(t, "choose", "--server", at, "--session", "s", "--prompt", "hello")
 	require.Zero(t, code, wrong)
-	require.Contains(t, said, "replica     a at h:1")
-	require.Contains(t, said, "reason      ring")
+	require.Contains(t, printed, "replica     a at h:1")
+	require.Contains(t, printed, "reason      ring")
 
 	write := func(text string) {
 		require.NoError(t, os.WriteFile(path+".new", []byte(text), 0o600))
@@ -73,9 +73,9 @@ func TestServeAndChoose(t *testing.T) {
 	until(func() bool { return strings.Contains(log.String(), "was not taken") })
 	write(strings.Replace(one, "id: a", "id: b", 1))
 	until(func() bool {
-		_, said, _ := command(t, "choose", "--server", at, "--json")
+		_, printed, _ := command(t, "choose", "--server", at, "--json")
 		var answer struct{ Replica struct{ ID string } }
-		return json.Unmarshal([]byte(said), &answer) == nil && answer.Replica.ID == "b"
+		return json.Unmarshal([]byte(printed), &answer) == nil && answer.Replica.ID == "b"
 	})
 	code, _, wrong = command(t, "choose", "--server", at, "--deployment", "none")
 	require.Equal(t, exitFailed, code)
@@ -85,7 +85,7 @@ func TestServeAndChoose(t *testing.T) {
 	require.Contains(t, log.String(), "shutting down")
 }
 
-// A config in a ConfigMap is a link to a link, of which the kubelet replaces the second.
+// A config in a ConfigMap is a link to a link. The kubelet replaces the second one.
 func TestServeFollowsAConfigMap(t *testing.T) {
 	dir := t.TempDir()
 	mount := func(version, replica string) {
@@ -100,12 +100,12 @@ func TestServeFollowsAConfigMap(t *testing.T) {
 	at, log := servingWith(t, "--config", filepath.Join(dir, "warmpath.yaml"))
 	mount("..2", "b")
 	require.Eventually(t, func() bool {
-		_, said, _ := command(t, "choose", "--server", at, "--session", "s")
-		return strings.Contains(said, "replica     b at h:1")
+		_, printed, _ := command(t, "choose", "--server", at, "--session", "s")
+		return strings.Contains(printed, "replica     b at h:1")
 	}, 20*time.Second, 5*time.Millisecond, "%s", log)
 }
 
-// KEDA asks the server itself.
+// KEDA can query the server itself.
 func TestServeScales(t *testing.T) {
 	at, _ := servingWith(t, "--config", file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments: {chat: {register: true}}"))
 	conn, err := grpc.NewClient(at, grpc.WithTransportCredentials(insecure.NewCredentials()))
@@ -119,14 +119,14 @@ func TestServeScales(t *testing.T) {
 
 func TestServeChecks(t *testing.T) {
 	good := file(t, "good.yaml", "deployments: {chat: {register: true}}")
-	code, said, _ := command(t, "serve", "--config", good, "--check")
+	code, printed, _ := command(t, "serve", "--config", good, "--check")
 	require.Zero(t, code)
-	require.Contains(t, said, "good.yaml is good: 1 deployment\n")
+	require.Contains(t, printed, "good.yaml is good: 1 deployment\n")
 	kubernetes := file(t, "kubernetes.yaml", "deployments:\n"+
 		"  chat: {target: \"warmpath-kubernetes:///chat.llm:grpc\"}\n  code: {target: \"warmpath-inferencepool:///code.llm\"}\n")
-	code, said, wrong := command(t, "serve", "--config", kubernetes, "--check")
+	code, printed, wrong := command(t, "serve", "--config", kubernetes, "--check")
 	require.Zero(t, code, wrong)
-	require.Contains(t, said, "2 deployments")
+	require.Contains(t, printed, "2 deployments")
 	port := file(t, "port.yaml", "deployments: {chat: {target: \"warmpath-inferencepool:///chat.llm:8000\"}}")
 	code, _, wrong = command(t, "serve", "--config", port, "--check")
 	require.Equal(t, exitUsage, code)
@@ -157,9 +157,10 @@ func TestServeChecks(t *testing.T) {
 	}
 }
 
-// Who asks is told whether it was the server that said no.
+// The error distinguishes a server that does not answer, a server that cannot be reached, and an answer with an
+// error.
 func TestServersThatDoNotAnswer(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0") // takes connections, and says nothing
+	lis, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and sends nothing
 	require.NoError(t, err)
 	at := lis.Addr().String()
 	for _, args := range [][]string{{"choose"}, {"top", "--once"}} {
@@ -179,7 +180,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 	require.Contains(t, wrong, empty+" answers Unavailable: deployment chat: ")
 }
 
-// Issue 12.52: with --log-json every line is JSON, whoever writes it.
+// Issue 12.52: with --log-json every line is JSON, whichever package logs it.
 func TestServeLogsJSONOnly(t *testing.T) {
 	const config = "listen: 127.0.0.1:0\nhttp: {listen: '127.0.0.1:0'}\nmetrics: '127.0.0.1:0'\ndeployments: {chat: {replicas: [{id: a, address: 'h:1'}]}}"
 	path := file(t, "server.yaml", config)

@@ -74,7 +74,7 @@ func TestSim(t *testing.T) {
 	require.Contains(t, string(html), ">spread</th><th scope=\"col\" class=\"n\">cached tokens</th>")
 }
 
-// The demo's readers can read the simulator's object.
+// A reader of the demo's JSON can read the simulator's object.
 func TestSimIsADemo(t *testing.T) {
 	code, stdout, stderr := command(t, "sim", "--trace", conversations(t, 10, 3), "--format", "mooncake", "--warmup", "0s",
 		"--policies", "consistent_hash", "--client-affinity", "--json")
@@ -85,7 +85,7 @@ func TestSimIsADemo(t *testing.T) {
 	requireSound(t, c, "consistent_hash")
 }
 
-// The load is a part of a capacity that is searched for once.
+// The load is a fraction of a capacity that one search finds.
 func TestSimLoad(t *testing.T) {
 	dir := t.TempDir()
 	t.Setenv("XDG_CACHE_HOME", dir)
@@ -115,7 +115,7 @@ func TestSimMistakes(t *testing.T) {
 	}
 	for _, c := range []struct {
 		args []string
-		says []string
+		want []string
 	}{
 		{[]string{"sim"}, []string{"--trace", "--workload", "chat"}},
 		{[]string{"sim", "--trace", trace}, []string{"--format", "required"}},
@@ -154,7 +154,7 @@ func TestSimMistakes(t *testing.T) {
 		{of("--preset", "h200"), []string{"--preset", `"h200"`}},
 		{of("--report", "/nowhere/to/be/found.html"), []string{"--report", "/nowhere/to/be"}},
 	} {
-		t.Run(strings.Join(c.args[1:], " "), func(t *testing.T) { requireMistake(t, c.args, c.says) })
+		t.Run(strings.Join(c.args[1:], " "), func(t *testing.T) { requireMistake(t, c.args, c.want) })
 	}
 }
 

@@ -43,7 +43,7 @@ func TestSimMatrixMistakes(t *testing.T) {
 	of := func(args ...string) []string { return append([]string{"sim", "--matrix", "builtin"}, args...) }
 	for _, c := range []struct {
 		args []string
-		says []string
+		want []string
 	}{
 		{of(), []string{"--results"}},
 		{of("--results", dir), []string{"--trace"}},
@@ -60,6 +60,6 @@ func TestSimMatrixMistakes(t *testing.T) {
 		{[]string{"sim", "--workload", "chat", "--summary"}, []string{"--summary", "--matrix"}},
 		{[]string{"sim", "--workload", "chat", "--results", dir}, []string{"--results", "--matrix"}},
 	} {
-		t.Run(strings.Join(c.args[1:], " "), func(t *testing.T) { requireMistake(t, c.args, c.says) })
+		t.Run(strings.Join(c.args[1:], " "), func(t *testing.T) { requireMistake(t, c.args, c.want) })
 	}
 }

@@ -25,14 +25,14 @@ func TestTopOnce(t *testing.T) {
 		code, _, wrong := command(t, "choose", "--server", at, "--session", "s")
 		require.Zero(t, code, wrong)
 	}
-	code, said, wrong := command(t, "top", "--server", at, "--once")
+	code, printed, wrong := command(t, "top", "--server", at, "--once")
 	require.Zero(t, code, wrong)
-	require.Contains(t, said, "deployment chat  policy consistent_hash")
-	require.Regexp(t, `decisions  ring(_fallback)? 3\n`, said)
-	require.Regexp(t, `(?m)^a +ready +\d+ of 9 +0 +- +- +- +- +- +h:1`, said)
-	require.Regexp(t, `(?m)^b +draining `, said)
+	require.Contains(t, printed, "deployment chat  policy consistent_hash")
+	require.Regexp(t, `decisions  ring(_fallback)? 3\n`, printed)
+	require.Regexp(t, `(?m)^a +ready +\d+ of 9 +0 +- +- +- +- +- +h:1`, printed)
+	require.Regexp(t, `(?m)^b +draining `, printed)
 
-	code, said, wrong = command(t, "top", "--server", at, "--once", "--json", "--deployment", "chat")
+	code, printed, wrong = command(t, "top", "--server", at, "--once", "--json", "--deployment", "chat")
 	require.Zero(t, code, wrong)
 	var got struct {
 		Deployments []struct {
@@ -40,7 +40,7 @@ func TestTopOnce(t *testing.T) {
 			Decisions []struct{ Count string }
 		}
 	}
-	require.NoError(t, json.Unmarshal([]byte(said), &got))
+	require.NoError(t, json.Unmarshal([]byte(printed), &got))
 	require.Equal(t, "3", got.Deployments[0].Decisions[0].Count)
 	require.Len(t, got.Deployments[0].Replicas, 2)
 
@@ -49,22 +49,22 @@ func TestTopOnce(t *testing.T) {
 	require.Contains(t, wrong, "NotFound")
 }
 
-// A replica that cannot be reached is not shown as ready, and it is said why.
-func TestTopShowsWhoDoesNotServe(t *testing.T) {
+// A replica that cannot be reached is not shown as ready, and the reason is shown.
+func TestTopShowsReplicasThatDoNotServe(t *testing.T) {
 	gone, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, gone.Close())
 	at, _ := servingWith(t, "--config", file(t, "server.yaml", fmt.Sprintf(
 		"listen: 127.0.0.1:0\ndeployments: {chat: {health_check: 100ms, replicas: [{id: a, address: %q}]}}", gone.Addr())))
 	shown := regexp.MustCompile(`(?m)^problem    a: not_serving for \d+s \(check\): Unavailable: .*refused(.*\n)+a +not_serving `)
-	var said string
+	var printed string
 	require.Eventually(t, func() bool {
-		_, said, _ = command(t, "top", "--server", at, "--once")
-		return shown.MatchString(said)
-	}, 20*time.Second, 5*time.Millisecond, "%s", &said)
+		_, printed, _ = command(t, "top", "--server", at, "--once")
+		return shown.MatchString(printed)
+	}, 20*time.Second, 5*time.Millisecond, "%s", &printed)
 }
 
-// statuses answers with one after the other, then fails.
+// statuses answers with one status after the other, then fails.
 type statuses struct {
 	warmpathv1.StatusServiceClient
 	answers []*warmpathv1.GetStatusResponse
@@ -84,7 +84,8 @@ func (s *statuses) GetStatus(context.Context, *warmpathv1.GetStatusRequest, ...g
 }
 
 // Issue 12.48: orphans are among the figures of a replica.
-// Looking goes on when the server is gone, rates are of the same server only, and nothing that a server says drives the terminal.
+// top continues when the server is gone. Rates use two statuses of the same server only. Text from a server cannot
+// control the terminal.
 func TestTopLive(t *testing.T) {
 	look := func(life string, ms, count uint64) *warmpathv1.GetStatusResponse {
 		return &warmpathv1.GetStatusResponse{Incarnation: life, UptimeMs: ms, Deployments: []*warmpathv1.DeploymentStatus{{

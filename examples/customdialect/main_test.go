@@ -19,7 +19,7 @@ func TestTurnsFollowTheirConversation(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	require.Len(t, lines, 3)
 	replica, _, _ := strings.Cut(lines[0], " ")
-	require.Regexp(t, ` rendezvous(_spill)? cached 0 of `, lines[0]) // the first in the order may not be connected yet
+	require.Regexp(t, ` rendezvous(_spill)? cached 0 of `, lines[0]) // the first choice may not be connected yet
 	for _, l := range lines[1:] {
 		require.True(t, strings.HasPrefix(l, replica+" prefix_match cached "), l)
 		require.NotContains(t, l, "cached 0 ")

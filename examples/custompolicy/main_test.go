@@ -17,7 +17,7 @@ import (
 	"github.com/warmpath/warmpath/examples/stubs/fake"
 )
 
-// service answers without a network: the order of a session, or an error.
+// service answers without a network: with the order of a session, or an error.
 type service func(session string) ([]string, error)
 
 func (s service) RoundTrip(q *http.Request) (*http.Response, error) {
@@ -41,7 +41,7 @@ func mine(t *testing.T, s service) *Mine {
 	return m
 }
 
-// What every policy must keep, with a service that answers and with one that does not.
+// The policy keeps the rules of every policy, with a service that answers and with one that does not.
 func TestConform(t *testing.T) {
 	for name, s := range map[string]service{
 		"placed": func(string) ([]string, error) { return []string{"r2", "gone", "r0", "r1", "r2"}, nil },
@@ -93,11 +93,11 @@ func TestEndToEnd(t *testing.T) {
 
 	var out strings.Builder
 	require.NoError(t, run(t.Context(), &out, placement.URL, target))
-	// The connection to the second may still be coming up: then the least loaded serves.
+	// The second replica may not be connected yet: then the least loaded one serves.
 	require.Regexp(t, fmt.Sprintf(`^anna: (%s \(placed\)|%s \(least_loaded\))\nbert: (%s \(placed\)|%s \(least_loaded\))\n$`, a, b, b, a), out.String())
 }
 
-// A service that never answers costs no call.
+// A service that never answers fails no call.
 func TestServiceHangs(t *testing.T) {
 	target, _, stop, err := fake.Fleet(1)
 	require.NoError(t, err)

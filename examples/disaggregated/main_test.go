@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The simulated engines are processes of their own: their stubs and this program's have the same proto names.
+// The simulated engines are separate processes: their stubs and this program's have the same proto names.
 func TestDisaggregated(t *testing.T) {
 	command := filepath.Join(t.TempDir(), "warmpath")
 	built, err := exec.CommandContext(t.Context(), "go", "build", "-o", command, "../../cmd/warmpath").CombinedOutput()
@@ -54,13 +54,13 @@ func engine(t *testing.T, command, role, connector string) (addr, bootstrap stri
 	require.NoError(t, err)
 	require.NoError(t, e.Start())
 	t.Cleanup(func() { _ = e.Wait() }) // killed when the test's context ends
-	var said string
+	var printed string
 	for lines := bufio.NewScanner(out); lines.Scan(); {
-		said += lines.Text() + "\n"
-		if found := listens.FindStringSubmatch(said); found != nil {
+		printed += lines.Text() + "\n"
+		if found := listens.FindStringSubmatch(printed); found != nil {
 			return found[1], found[2]
 		}
 	}
-	t.Fatalf("the engine ended: %s", said)
+	t.Fatalf("the engine ended: %s", printed)
 	return "", ""
 }

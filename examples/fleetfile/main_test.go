@@ -15,7 +15,7 @@ import (
 	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
-// write puts a new fleet file in the place of the old one in one step.
+// write replaces the fleet file atomically.
 func write(t *testing.T, path, format string, args ...any) {
 	t.Helper()
 	require.NoError(t, os.WriteFile(path+".new", fmt.Appendf(nil, format, args...), 0o600))

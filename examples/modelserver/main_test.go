@@ -16,7 +16,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// lookaside shows the heartbeats that it is sent.
+// lookaside records the heartbeats that it gets.
 type lookaside struct {
 	warmpathv1.UnimplementedRoutingServiceServer
 	heard chan *warmpathv1.RegisterRequest

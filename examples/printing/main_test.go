@@ -16,9 +16,9 @@ func TestPrinting(t *testing.T) {
 	var out strings.Builder
 	require.NoError(t, run(t.Context(), &out, target))
 
-	said := out.String()
-	require.Equal(t, 3, strings.Count(said, "decision: 127.0.0.1:"), said)
-	require.Equal(t, 3, strings.Count(said, "span: vllm.grpc.engine.VllmEngine/Generate warmpath.policy=prefix_cache_affinity"), said)
-	require.Equal(t, 2, strings.Count(said, "warmpath.reason=prefix_match"), said)
-	require.NotContains(t, said, "sky", "the prompt is in it")
+	text := out.String()
+	require.Equal(t, 3, strings.Count(text, "decision: 127.0.0.1:"), text)
+	require.Equal(t, 3, strings.Count(text, "span: vllm.grpc.engine.VllmEngine/Generate warmpath.policy=prefix_cache_affinity"), text)
+	require.Equal(t, 2, strings.Count(text, "warmpath.reason=prefix_match"), text)
+	require.NotContains(t, text, "sky", "the prompt is in it")
 }

@@ -22,7 +22,7 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// What every policy must keep, with a store and without.
+// The policy keeps the rules of every policy, with a store and without.
 func TestConform(t *testing.T) {
 	for name, store := range map[string]policy.Store{"store": sharedstore.NewMemory(time.Now), "none": nil} {
 		t.Run(name, func(t *testing.T) {
@@ -31,7 +31,8 @@ func TestConform(t *testing.T) {
 	}
 }
 
-// A session stays where the first of two clients put it, whatever the loads, and moves for both when that replica is gone.
+// A session stays on the replica that the first of two clients chose, whatever the loads. It moves for both when that
+// replica is gone.
 func TestClientsAgree(t *testing.T) {
 	store := sharedstore.NewMemory(time.Now)
 	var clients [2]*router.Router
@@ -57,7 +58,8 @@ func TestClientsAgree(t *testing.T) {
 	require.Equal(t, moved, policytest.Route(t, clients[0], policytest.Session("anna")))
 }
 
-// Two programs and the look-aside server, whose own copy of the policy has the store in its process, agree on every session.
+// Two programs and the look-aside server agree on every session. The server runs its own copy of the policy, with the
+// store in its process.
 func TestProgramsAndServerAgree(t *testing.T) {
 	var fleet, targets []string
 	for range 3 {
@@ -89,13 +91,13 @@ func TestProgramsAndServerAgree(t *testing.T) {
 		require.Equal(t, string(reasonShared), a.GetDecision().GetReason())
 		return a
 	}
-	anna := ask("anna").GetReplica().GetId() // the server is first with this one
+	anna := ask("anna").GetReplica().GetId() // the server is the first to place this session
 	program := func() (output string) {
 		for ctx.Err() == nil {
 			var out strings.Builder
 			require.NoError(t, run(ctx, &out, lis.Addr().String(), "warmpath:///"+strings.Join(targets, ",")))
 			if output = out.String(); !strings.Contains(output, string(policy.ReasonLeastLoaded)) {
-				break // else it was faster than its connections
+				break // otherwise the program was faster than its connections
 			}
 		}
 		return output

@@ -21,7 +21,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/apiserver"
 )
 
-// published are the custom resources that the manifests use, as their projects publish them.
+// published are the custom resource definitions that the manifests use, from the modules of their projects.
 var published = map[string][]string{
 	keda: {"config/crd/bases/keda.sh_scaledobjects.yaml"},
 	"github.com/prometheus-operator/prometheus-operator@v0.85.0": {
@@ -32,11 +32,12 @@ var published = map[string][]string{
 	"sigs.k8s.io/gateway-api-inference-extension@v1.4.0": {"config/crd/bases/inference.networking.k8s.io_inferencepools.yaml"},
 }
 
-// moduleDir is where a module is. It is downloaded, and checked against Go's checksum database, where it is not there.
+// moduleDir returns the folder of a module. If the module is missing, it is downloaded and checked against Go's
+// checksum database.
 func moduleDir(t *testing.T, module string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module)
-	cmd.Dir = t.TempDir() // no module: its requirements do not count
+	cmd.Dir = t.TempDir() // outside of any module: its requirements do not apply
 	out, err := cmd.Output()
 	require.NoError(t, err, "%s", out)
 	var m struct{ Dir string }
@@ -46,7 +47,7 @@ func moduleDir(t *testing.T, module string) string {
 
 const keda = "github.com/kedacore/keda/v2@v2.21.0"
 
-// What the server has of KEDA's proto is the same there: calls, fields and their numbers.
+// The server's copy of KEDA's proto matches the original: calls, fields and their numbers.
 func TestScalerIsKEDAs(t *testing.T) {
 	lines := func(path string) (all []string) {
 		in := ""
@@ -68,7 +69,7 @@ func TestScalerIsKEDAs(t *testing.T) {
 	require.Subset(t, lines(filepath.Join(moduleDir(t, keda), "pkg/scalers/externalscaler/externalscaler.proto")), ours)
 }
 
-// A cluster is an API server, with the custom resources of the manifests.
+// A cluster is an API server with the custom resources of the manifests.
 type cluster struct {
 	*apiserver.Server
 	resources map[string]map[string]any // of APIResource, by apiVersion/kind
@@ -109,7 +110,7 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
-// path is where an object is, by the API server's own list of resources.
+// path returns the URL path of an object, by the API server's own list of resources.
 func (c *cluster) path(t *testing.T, o object) string {
 	t.Helper()
 	version := o.text("apiVersion")
@@ -118,7 +119,7 @@ func (c *cluster) path(t *testing.T, o object) string {
 		base = "/api/" + version
 	}
 	kind := version + "/" + o.text("kind")
-	require.Eventually(t, func() bool { // that of a custom resource comes a moment later
+	require.Eventually(t, func() bool { // a custom resource appears in the list a moment later
 		var list struct{ Resources []map[string]any }
 		if c.Do(t.Context(), http.MethodGet, base, "", nil, &list) != nil {
 			return false
@@ -147,18 +148,18 @@ func (c *cluster) apply(t *testing.T, o object, query string) error {
 		"application/apply-patch+yaml", body, nil)
 }
 
-// as returns the cluster for the holder of a token.
+// as returns a cluster that authenticates with a token.
 func (c *cluster) as(token string) *apiserver.Server {
 	s := *c.Server
 	s.Token = token
 	return &s
 }
 
-// namespace is that of the manifests. It admits only Pods that hold to the "restricted" standard.
+// namespace is the namespace of the manifests. It admits only Pods of the "restricted" standard.
 const namespace = "models"
 
-// Every manifest is accepted by the API server, every Pod by the strictest of its security standards, and every
-// reference leads to an object of the same kustomization.
+// The API server accepts every manifest, and every Pod under the strictest security standard. Every reference names
+// an object of the same kustomization.
 func TestManifestsAreAccepted(t *testing.T) {
 	c := startCluster(t)
 	for _, name := range kustomizations(t) {
@@ -189,7 +190,7 @@ func TestManifestsAreAccepted(t *testing.T) {
 	require.ErrorContains(t, c.apply(t, typo, "&dryRun=All"), "replica", "a mistake would be found")
 }
 
-// What the shipped accounts may do.
+// The permissions of the shipped accounts.
 var (
 	followsServices = []string{"discovery.k8s.io/endpointslices list", "discovery.k8s.io/endpointslices watch"}
 	followsPools    = []string{
@@ -198,7 +199,7 @@ var (
 	}
 )
 
-// roles applies a kustomization, and checks that an account of it may do that much and no more.
+// roles applies a kustomization, and checks that an account of it has exactly these permissions.
 func (c *cluster) roles(t *testing.T, name, account string, want []string) (token string) {
 	t.Helper()
 	for _, o := range render(t, name) {
@@ -206,7 +207,7 @@ func (c *cluster) roles(t *testing.T, name, account string, want []string) (toke
 	}
 	token, err := c.NewToken(t.Context(), namespace, account)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { // the API server's own view of roles comes a moment later
+	require.Eventually(t, func() bool { // the API server applies roles a moment later
 		return slices.Equal(want, c.allowed(t, token, namespace))
 	}, 30*time.Second, 50*time.Millisecond, "%v", want)
 	require.Empty(t, c.allowed(t, token, "default"))
@@ -236,8 +237,8 @@ func (c *cluster) roles(t *testing.T, name, account string, want []string) (toke
 	return token
 }
 
-// With the shipped config and the token of the shipped account, the server finds the replicas of its Service, and those
-// that come later.
+// With the shipped config and the token of the shipped account, the server finds the replicas of its Service, and
+// later ones too.
 func TestServerFollowsItsService(t *testing.T) {
 	c := startCluster(t)
 	s := c.serve(t, "server", c.roles(t, "server", "warmpath", followsServices))
@@ -248,9 +249,9 @@ func TestServerFollowsItsService(t *testing.T) {
 	_, command, ok := strings.Cut(page(t), "exec deploy/warmpath -- /warmpath ")
 	require.True(t, ok)
 	command, _, _ = strings.Cut(command, "\n")
-	said, err := exec.CommandContext(t.Context(), s.cmd.Path, replaced(strings.Fields(command), "127.0.0.1:4770", s.at)...).CombinedOutput()
-	require.NoError(t, err, "%s", said)
-	require.Contains(t, string(said), "engines-1")
+	out, err := exec.CommandContext(t.Context(), s.cmd.Path, replaced(strings.Fields(command), "127.0.0.1:4770", s.at)...).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	require.Contains(t, string(out), "engines-1")
 }
 
 // The same with an InferencePool.
@@ -324,7 +325,7 @@ func TestQuickstartCalls(t *testing.T) {
 
 var listens = regexp.MustCompile(`listens on \S+:(\d+)`)
 
-// ownAddress is one that the API server accepts for a pod: it refuses the loopback.
+// ownAddress is an address that the API server accepts for a pod: it refuses loopback addresses.
 func ownAddress(t *testing.T) string {
 	t.Helper()
 	all, err := net.InterfaceAddrs()
@@ -341,7 +342,7 @@ func ownAddress(t *testing.T) string {
 	return ""
 }
 
-// args are those of the only container of a workload.
+// args returns the arguments of the only container of a workload.
 func args(t *testing.T, o object) (all []string) {
 	t.Helper()
 	containers := o.at("spec", "template", "spec", "containers").([]any)
@@ -382,11 +383,11 @@ func (c *cluster) serve(t *testing.T, name, token string) served {
 func (s served) lists(t *testing.T, ids []string) {
 	t.Helper()
 	s.until(t, func() bool {
-		said, err := exec.CommandContext(s.ctx, s.cmd.Path, "top", "--once", "--json", "--server", s.at).Output()
+		out, err := exec.CommandContext(s.ctx, s.cmd.Path, "top", "--once", "--json", "--server", s.at).Output()
 		var status struct {
 			Deployments []struct{ Replicas []struct{ ID string } }
 		}
-		if err != nil || json.Unmarshal(said, &status) != nil || len(status.Deployments) != 1 {
+		if err != nil || json.Unmarshal(out, &status) != nil || len(status.Deployments) != 1 {
 			return false
 		}
 		var now []string
@@ -398,7 +399,7 @@ func (s served) lists(t *testing.T, ids []string) {
 	})
 }
 
-// allowed returns what the holder of a token may do in a namespace, beyond what every account may.
+// allowed returns the permissions of a token in a namespace, without those of every account.
 func (c *cluster) allowed(t *testing.T, token, in string) (all []string) {
 	t.Helper()
 	require.NoError(t, c.apply(t, object{"apiVersion": "v1", "kind": "ServiceAccount", "metadata": map[string]any{
@@ -410,7 +411,7 @@ func (c *cluster) allowed(t *testing.T, token, in string) (all []string) {
 	return slices.DeleteFunc(c.rules(t, token, in), func(rule string) bool { return slices.Contains(every, rule) })
 }
 
-// rules returns the rules of RBAC for the holder of a token.
+// rules returns the RBAC rules of a token.
 func (c *cluster) rules(t *testing.T, token, in string) (all []string) {
 	t.Helper()
 	var answer struct {
@@ -435,8 +436,8 @@ func (c *cluster) rules(t *testing.T, token, in string) (all []string) {
 	return slices.Compact(all)
 }
 
-// slice is what Kubernetes writes of the Service "engines" with pods that are ready. ip is that of all pods, or, with a
-// dot at its end, its beginning.
+// slice is the EndpointSlice that Kubernetes writes for the Service "engines" with ready pods. ip is the address of
+// all pods or, if it ends with a dot, their prefix.
 func slice(ip string, port int, pods []string) object {
 	var endpoints []any
 	for i, pod := range pods {

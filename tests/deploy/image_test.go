@@ -18,7 +18,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/apiserver"
 )
 
-var program string // that build has built
+var program string // the program that build has built
 
 // build builds the command as docs/kubernetes.md does.
 func build(t *testing.T) string {
@@ -45,7 +45,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// The image has the command and nothing else, which runs there and is not root.
+// The image has only the command, which runs in it and does not run as root.
 func TestImage(t *testing.T) {
 	if _, err := exec.LookPath("buildah"); err != nil || os.Getuid() != 0 {
 		require.Empty(t, os.Getenv("WARMPATH_REQUIRE_ALL"), "buildah is not installed, or this is not root")
@@ -109,7 +109,7 @@ func TestImage(t *testing.T) {
 	require.True(t, strings.HasPrefix(string(out), "warmpath "), "%s", out)
 }
 
-// number is the number of a user or a group, which is not root.
+// number returns the number of a user or a group, which must not be root.
 func number(t *testing.T, id string) uint32 {
 	t.Helper()
 	n, err := strconv.ParseUint(id, 10, 32)

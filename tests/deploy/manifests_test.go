@@ -1,4 +1,5 @@
-// Package deploy tries what is in deploy, and the image: as a user does, with Kustomize and a real API server.
+// Package deploy tests the manifests in deploy, and the image, as a user applies them: with Kustomize and a real API
+// server.
 package deploy
 
 import (
@@ -26,10 +27,10 @@ const (
 
 var update = flag.Bool("update", false, "write the Prometheus rules of deploy anew")
 
-// An object is one of Kubernetes.
+// An object is a Kubernetes object.
 type object map[string]any
 
-// at returns what is at a path of keys, or nil.
+// at returns the value at a path of keys, or nil.
 func (o object) at(path ...string) any {
 	var v any = map[string]any(o)
 	for _, key := range path {
@@ -60,7 +61,7 @@ func render(t *testing.T, name string) (all []object) {
 	return all
 }
 
-// kustomizations are those that a user applies, by the names of their folders.
+// kustomizations are the folders that a user applies, by name.
 func kustomizations(t *testing.T) (names []string) {
 	t.Helper()
 	components := make(map[string]bool) // whether one of them uses it
@@ -115,7 +116,7 @@ func find(t *testing.T, all []object, name string) object {
 	return nil
 }
 
-// What the Deployments mount is a config that their command accepts, on the ports that the manifests name.
+// The Deployments mount configs that their command accepts, on the ports of the manifests.
 func TestConfigsAreAccepted(t *testing.T) {
 	path, checked := build(t), 0
 	for _, name := range kustomizations(t) {
@@ -124,8 +125,8 @@ func TestConfigsAreAccepted(t *testing.T) {
 				continue
 			}
 			config := write(t, "warmpath.yaml", o.text("data", "warmpath.yaml"))
-			said, err := exec.CommandContext(t.Context(), path, "serve", "--check", "--config", config).CombinedOutput()
-			require.NoError(t, err, "%s: %s", name, said)
+			out, err := exec.CommandContext(t.Context(), path, "serve", "--check", "--config", config).CombinedOutput()
+			require.NoError(t, err, "%s: %s", name, out)
 			ports(t, o.text("data", "warmpath.yaml"), render(t, name))
 			checked++
 		}
@@ -153,7 +154,7 @@ func ports(t *testing.T, config string, all []object) {
 // page is the page of docs on Kubernetes.
 func page(t *testing.T) string { return string(read(t, root+"/docs/kubernetes.md")) }
 
-// pageLine is the line of the page that begins so.
+// pageLine returns the line of the page with this prefix.
 func pageLine(t *testing.T, beginning string) string {
 	t.Helper()
 	_, rest, found := strings.Cut(page(t), "\n"+beginning)
@@ -162,7 +163,7 @@ func pageLine(t *testing.T, beginning string) string {
 	return beginning + line
 }
 
-// The commands of the page name what there is; TestServerFollowsItsService runs the command's own.
+// The page's commands name only things that exist. TestServerFollowsItsService runs the command itself.
 func TestPage(t *testing.T) {
 	_, block, ok := strings.Cut(page(t), "```sh\n")
 	require.True(t, ok)
@@ -192,7 +193,7 @@ func TestPage(t *testing.T) {
 	require.Equal(t, map[string]int{"CGO_ENABLED=0": 1, "docker": 1, "kind": 2, "kubectl": 5}, commands)
 }
 
-// The operator's rules are those of docs/observability/alerts.yaml.
+// The operator's rules equal those of docs/observability/alerts.yaml.
 func TestAlerts(t *testing.T) {
 	const path = kustomize + "/components/monitoring/alerts.yaml"
 	_, groups, ok := bytes.Cut(read(t, root+"/docs/observability/alerts.yaml"), []byte("\ngroups:"))

@@ -22,7 +22,7 @@ type process struct {
 	wait func() error
 }
 
-// run runs the command, for the holder of a token of the cluster.
+// run runs the command with the token of a cluster.
 func (c *cluster) run(t *testing.T, args []string, token string) *process {
 	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
@@ -43,7 +43,7 @@ func (p *process) until(t *testing.T, what func() bool) {
 	require.Eventually(t, what, 30*time.Second, 50*time.Millisecond, "%v", p)
 }
 
-// transcript is what a process that still runs has written.
+// transcript is the output of a running process.
 type transcript struct {
 	mu   sync.Mutex // guards text
 	text bytes.Buffer

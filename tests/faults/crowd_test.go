@@ -20,14 +20,14 @@ import (
 	"github.com/warmpath/warmpath/client"
 )
 
-// crowd is channels that share nothing. Their calls are unary and streams in turn, of sessions in turn; every session has
-// a prompt of its own.
+// crowd is a set of channels that share nothing. Unary calls and streams alternate, and so do the sessions. Every
+// session has its own prompt.
 type crowd struct {
 	channels []*grpc.ClientConn
 	calls    int
 }
 
-// visit is what became of a call.
+// visit is the result of a call.
 type visit struct {
 	session  int
 	at       string // the replica that served it
@@ -35,7 +35,7 @@ type visit struct {
 	err      error
 }
 
-// newCrowd dials so many channels to the replicas, with a policy and more fields of the config.
+// newCrowd dials a number of channels to the replicas, with a policy and more fields of the config.
 func newCrowd(t *testing.T, clients int, policy string, config map[string]any, replicas ...string) *crowd {
 	t.Helper()
 	all := map[string]any{"policy": map[string]any{policy: struct{}{}}}
@@ -53,18 +53,18 @@ func newCrowd(t *testing.T, clients int, policy string, config map[string]any, r
 	return c
 }
 
-// enough is the deadline of a call: nothing that works takes as long on any machine.
+// enough is the deadline of a call, far longer than a successful call takes on any machine.
 const enough = 2 * time.Minute
 
-// begin makes n calls, each of another session and through another channel than the one before, all at once. The
-// function that it returns waits for them.
+// begin makes n calls at once, each with another session and channel than the one before. The returned function waits
+// for them.
 func (c *crowd) begin(ctx context.Context, n int) (wait func() []visit) {
 	visits := make([]visit, n)
 	var all sync.WaitGroup
 	for i := range visits {
 		v, unary := &visits[i], (c.calls+i)%2 == 0
 		v.session = i
-		// Every round goes through other channels, or some would never learn where others sent a session.
+		// Every round uses other channels, so that each channel learns the replicas of all sessions.
 		cc := c.channels[(i+c.calls/n)%len(c.channels)]
 		all.Go(func() { v.call(ctx, cc, unary) })
 	}
@@ -75,7 +75,7 @@ func (c *crowd) begin(ctx context.Context, n int) (wait func() []visit) {
 	}
 }
 
-// round calls so many sessions once, and requires that every call was served.
+// round calls a number of sessions once, and requires that every call was served.
 func (c *crowd) round(t *testing.T, sessions int) []visit {
 	t.Helper()
 	visits := c.begin(t.Context(), sessions)()
@@ -85,7 +85,7 @@ func (c *crowd) round(t *testing.T, sessions int) []visit {
 	return visits
 }
 
-// meet waits until every channel is connected to every replica: a call that is pinned there is answered.
+// meet waits until every channel is connected to every replica: each pinned call is answered.
 func (c *crowd) meet(t *testing.T, replicas ...string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), enough)

@@ -9,7 +9,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// replicaAt in the environment makes this binary a replica that listens there, and nothing else.
+// replicaAt in the environment makes this binary a replica that only listens at this address.
 const replicaAt = "WARMPATH_TEST_REPLICA"
 
 // echo is a replica that answers at once.
@@ -29,7 +29,7 @@ func (echo) StreamingOutputCall(_ *testpb.StreamingOutputCallRequest, s grpc.Ser
 	return s.Send(new(testpb.StreamingOutputCallResponse))
 }
 
-// serveReplica serves until the process is killed, and says on standard output that it does.
+// serveReplica serves until the process is killed, and prints a line when it is ready.
 func serveReplica(addr string) error {
 	lis, err := new(net.ListenConfig).Listen(context.Background(), "tcp", addr)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An outage is something that happens to a host, and its end.
+// An outage is a failure of a host, with functions that begin and end it.
 type outage struct {
 	name       string
 	begin, end func(*testing.T, *host)
@@ -28,14 +28,14 @@ var outages = []outage{
 		end:   func(t *testing.T, h *host) { run(t, "ip", "route", "del", "blackhole", h.ip()) },
 	},
 	{
-		// Connections stay half-open; the host that has the address then has none of them.
+		// Connections stay half-open: the new host with this address has none of them.
 		name:  "the host is lost, and a new one gets its address",
 		begin: func(_ *testing.T, h *host) { h.die() },
 		end:   func(t *testing.T, h *host) { h.boot(t) },
 	},
 }
 
-// party is a crowd, and where its sessions are when all is well.
+// party is a crowd, and the replicas of its sessions before an outage.
 type party struct {
 	*crowd
 	policy  string
@@ -43,8 +43,8 @@ type party struct {
 	home    []visit
 }
 
-// Four hosts, one of which can no longer be reached, without notice. No call hangs and none is lost; sessions of that
-// host are served elsewhere and come back, the others stay where they are.
+// One of four hosts becomes unreachable without notice. No call hangs and none is lost. Sessions of that host are
+// served elsewhere and come back. The other sessions stay.
 func TestHosts(t *testing.T) {
 	t.Parallel()
 	if !alone(t) {
@@ -65,7 +65,7 @@ func (o *outage) happen(t *testing.T) {
 		addresses[i] = hosts[i].address()
 	}
 	config := map[string]any{
-		"first_token_timeout": "500ms", // for the first calls, which have no answer
+		"first_token_timeout": "500ms", // for the first calls, before any latency is measured
 		"ejection":            map[string]any{"late_min": "1h", "slow_start": "off", "base_time": "100ms"},
 	}
 	var parties []*party
@@ -102,7 +102,7 @@ func (p *party) withoutIt(t *testing.T, lost string) {
 			require.NotEqual(t, lost, v.at)
 			if p.home[i].at == lost {
 				elsewhere++
-			} else if v.attempts == 1 { // else this machine was too slow to answer in time
+			} else if v.attempts == 1 { // otherwise this machine was too slow to answer in time
 				require.Equal(t, p.home[i].at, v.at, "nothing had happened to the replica of session %d", i)
 			}
 		}
@@ -110,8 +110,8 @@ func (p *party) withoutIt(t *testing.T, lost string) {
 	require.Positive(t, elsewhere, "no session was at the host that is lost")
 }
 
-// withItAgain calls all sessions until those of the host are back there. Clients that look at caches and have seen others
-// take a session let it stay; the rest of them return.
+// withItAgain calls all sessions until those of the host are back there. With a cache-aware policy and several
+// clients, a session that other clients saw move may stay. The others return.
 func (p *party) withItAgain(t *testing.T, lost string) {
 	all := p.policy == "consistent_hash" || p.clients == 1
 	require.Eventually(t, func() bool {

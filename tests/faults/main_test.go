@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// serveEngine is `warmpath engine` in small.
+// serveEngine is a minimal `warmpath engine`.
 func serveEngine(text string) error {
 	var spec chaos.Spec
 	if err := json.Unmarshal([]byte(text), &spec); err != nil {
@@ -82,7 +82,7 @@ func processes(t *testing.T) chaos.Launcher {
 	})
 }
 
-// quickly reconnects sooner than gRPC does by itself, a second and more, so that the tests are short.
+// quickly reconnects sooner than gRPC's default of one second and more, so that the tests are short.
 var quickly = grpc.WithConnectParams(grpc.ConnectParams{
 	Backoff:           backoff.Config{BaseDelay: 20 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 200 * time.Millisecond},
 	MinConnectTimeout: 20 * time.Second,
@@ -90,8 +90,8 @@ var quickly = grpc.WithConnectParams(grpc.ConnectParams{
 
 var policies = []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity", "kv_aware"}
 
-// small is a run that a busy machine bears, in which nothing is decided by the clock: the deadline of calls is far away,
-// and where the machine cannot keep up fewer calls are sent.
+// small is a run for a busy machine. No outcome depends on the clock: the deadline of calls is far away, and a
+// machine that cannot keep up sends fewer calls.
 func small(scenario, policy string, clients int) chaos.Options {
 	o := chaos.Options{
 		Scenario: scenario, Policy: policy, Clients: clients, Rate: 20, Sessions: 8, PromptTokens: 128, OutputTokens: 4,
@@ -103,7 +103,7 @@ func small(scenario, policy string, clients int) chaos.Options {
 	return o
 }
 
-// play runs several at a time, most of which is waiting, and hands each result to the check.
+// play runs several scenarios at a time, since they mostly wait, and passes each result to the check.
 func play(t *testing.T, runs []chaos.Options, check func(*testing.T, *chaos.Result)) {
 	results, errs := make([]*chaos.Result, len(runs)), make([]error, len(runs))
 	var all sync.WaitGroup
@@ -115,8 +115,8 @@ func play(t *testing.T, runs []chaos.Options, check func(*testing.T, *chaos.Resu
 		t.Run(fmt.Sprintf("%s/%s/%d", o.Scenario, o.Policy, o.Clients), func(t *testing.T) {
 			require.NoError(t, errs[i])
 			r := results[i]
-			// How many sessions move while a replica that is back starts slowly, or one is ejected since this machine is
-			// busy, is decided by the clock: TestRollingRestart does without either.
+			// The clock decides how many sessions move while a restarted replica is in slow start, or is ejected
+			// since this machine is busy. TestRollingRestart runs without either.
 			require.Empty(t, slices.DeleteFunc(r.Broken, func(b string) bool { return strings.Contains(b, "sessions moved") }))
 			require.Zero(t, r.Lost)
 			require.Zero(t, r.FailedAfter)
@@ -146,7 +146,7 @@ func each(policies []string, clients []int, run func(policy string, clients int)
 	return runs
 }
 
-// most makes a run for each policy with one client, and for some with sixteen that share nothing.
+// most makes a run for each policy with one client, and for some policies with sixteen clients that share nothing.
 func most(withMany []string, run func(policy string, clients int) chaos.Options) []chaos.Options {
 	return append(each(policies, []int{1}, run), each(withMany, []int{16}, run)...)
 }

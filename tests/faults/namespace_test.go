@@ -16,12 +16,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// ownNetwork in the environment says that this process is in a network namespace made for it.
+// ownNetwork in the environment marks a process in its own network namespace.
 const ownNetwork = "WARMPATH_TEST_NETWORK"
 
-// alone runs a test again, in a process with a network of its own, and reports whether this is that process. Nobody else's
-// links, addresses and rules are in its way, it is in the way of none, and nothing of it outlives it. Where the machine does not
-// allow that the test is skipped.
+// alone runs a test again, in a process with its own network, and reports whether this is that process. Its links,
+// addresses and rules are separate from the machine's, and end with it. If the machine does not allow this, the test
+// is skipped.
 func alone(t *testing.T) bool {
 	t.Helper()
 	if os.Getenv(ownNetwork) != "" {
@@ -47,7 +47,7 @@ func alone(t *testing.T) bool {
 	return false
 }
 
-// again is this binary in a network namespace of its own, which ends with it, as it ends with this process.
+// again is this binary in its own network namespace, which ends with the binary, and both end with this process.
 func again(t *testing.T, env string, args ...string) *exec.Cmd {
 	t.Helper()
 	path, err := os.Executable()
@@ -65,7 +65,7 @@ func run(t *testing.T, name string, args ...string) {
 	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
 }
 
-// host is a replica on a host of its own: a process in a network namespace, at the far end of a link of ours.
+// host is a replica on its own host: a process in a network namespace, at the far end of a link.
 type host struct {
 	n   int
 	cmd *exec.Cmd
@@ -79,7 +79,7 @@ func (h *host) address() string { return h.ip() + ":" + servicePort }
 
 const servicePort = "7000"
 
-// boot starts the host's process and plugs the link in. Until it dies, or the test ends.
+// boot starts the host's process and connects the link, until it dies or the test ends.
 func (h *host) boot(t *testing.T) {
 	t.Helper()
 	h.cmd = again(t, replicaAt+"=:"+servicePort)
@@ -97,14 +97,14 @@ func (h *host) boot(t *testing.T) {
 	run(t, "ip", "link", "set", h.link(), "up")
 }
 
-// die takes the link away and ends the host, which cannot tell anybody any more.
+// die removes the link and then ends the host, so that its clients get no notice.
 func (h *host) die() {
 	if h.cmd == nil {
 		return
 	}
-	// The link would see the end of its namespace only later.
+	// The kernel would remove the link only later, after the end of its namespace.
 	_ = exec.Command("ip", "link", "delete", h.link()).Run()
-	_ = h.cmd.Process.Kill() // it may have ended
+	_ = h.cmd.Process.Kill() // the process may have ended already
 	_ = h.cmd.Wait()
 	h.cmd = nil
 }

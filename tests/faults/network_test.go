@@ -11,7 +11,7 @@ import (
 
 var both = []string{"consistent_hash", "prefix_cache_affinity"}
 
-// silence is how long a replica says nothing, and the deadline of the calls meanwhile: a call on one that is well takes
+// silence is how long a replica is silent, and the deadline of the calls meanwhile. A call on a healthy replica takes
 // a hundredth of it.
 const silence = 10 * time.Second
 
@@ -25,8 +25,8 @@ func requireOnly(t *testing.T, r *chaos.Result, silent ...string) {
 	}
 }
 
-// SIGSTOP, with real processes: calls on the replica that hangs end at their deadline, all others are served, and it takes
-// part again when it goes on.
+// SIGSTOP, with real processes: calls on the hung replica end at their deadline, and all others are served. The
+// replica gets calls again after SIGCONT.
 func TestHang(t *testing.T) {
 	t.Parallel()
 	launch := processes(t)
@@ -38,7 +38,7 @@ func TestHang(t *testing.T) {
 	play(t, runs, func(t *testing.T, r *chaos.Result) { requireOnly(t, r, "r0") })
 }
 
-// Connections that lead nowhere: once they are found to be broken, what had received nothing is served elsewhere.
+// Half-open connections: once they are found to be broken, calls that had received nothing are served elsewhere.
 func TestHalfOpen(t *testing.T) {
 	t.Parallel()
 	runs := most(both, func(p string, n int) chaos.Options {
@@ -49,7 +49,7 @@ func TestHalfOpen(t *testing.T) {
 	play(t, runs, cut)
 }
 
-// A GOAWAY costs no call and moves no session for longer than it takes to connect.
+// A GOAWAY loses no call, and moves sessions only until the channel has reconnected.
 func TestGoAway(t *testing.T) {
 	t.Parallel()
 	runs := most(both, func(p string, n int) chaos.Options {
@@ -76,7 +76,7 @@ func TestPartition(t *testing.T) {
 	play(t, runs, func(t *testing.T, r *chaos.Result) { requireOnly(t, r, "r0", "r1") })
 }
 
-// Connections that are reset, closed, or told to go away under load.
+// Connections that are reset, closed, or get GOAWAY under load.
 func TestReset(t *testing.T) {
 	t.Parallel()
 	reset := func(p string, n int) chaos.Options {
@@ -88,7 +88,7 @@ func TestReset(t *testing.T) {
 	play(t, runs, func(*testing.T, *chaos.Result) {})
 }
 
-// A replica that answers late, and reads slowly, loses nothing.
+// A replica that answers late and reads slowly loses no call.
 func TestSlow(t *testing.T) {
 	t.Parallel()
 	slow := func(p string, n int) chaos.Options {
@@ -110,12 +110,12 @@ func TestScale(t *testing.T) {
 		}
 		return o
 	}
-	for _, o := range most(both[1:], scale) { // in turn: all of them together need more than a slow machine has
+	for _, o := range most(both[1:], scale) { // one after the other: together they need more than a slow machine has
 		play(t, []chaos.Options{o}, served)
 	}
 }
 
-// More than the replicas admit: what is not served is refused, and afterwards everything is as before.
+// The load exceeds the admission limits: calls that are not served are refused, and afterwards the fleet recovers.
 func TestFlood(t *testing.T) {
 	t.Parallel()
 	flood := func(p string, n int) chaos.Options {
@@ -127,15 +127,15 @@ func TestFlood(t *testing.T) {
 	play(t, runs, func(*testing.T, *chaos.Result) {})
 }
 
-// What is held stays the same through churn: nothing grows from one tour of the fleet to the next. It is not parallel,
-// since the other tests' goroutines would count.
+// Memory and goroutines stay constant through churn: nothing grows from one tour of the fleet to the next. The test
+// is not parallel, since the other tests' goroutines would count.
 func TestSoak(t *testing.T) {
 	o := small("soak", "prefix_cache_affinity", 4)
 	o.Replicas, o.Turns, o.Rate = 3, 12, 40
 	play(t, []chaos.Options{o}, func(t *testing.T, r *chaos.Result) {
 		require.Len(t, r.Footprints, 4)
 		first, last := r.Footprints[0], r.Footprints[3]
-		// A call under way takes some ten goroutines, and one of the moments measured may have had one or two.
+		// A call under way takes some ten goroutines, and one of the samples may include one or two calls.
 		require.Less(t, last.Goroutines, first.Goroutines+50, "%+v", r.Footprints)
 		require.Less(t, last.Heap, first.Heap+4<<20, "%+v", r.Footprints)
 	})

@@ -1,5 +1,5 @@
-// Package faults runs the scenarios of package chaos, small enough for every day, and holds them to what was promised: not
-// to times, which the command measures, but to counts.
+// Package faults runs the scenarios of package chaos, small enough for every day, and checks what is promised:
+// counts, not times, which the command measures.
 package faults
 
 import (
@@ -17,19 +17,19 @@ func served(t *testing.T, r *chaos.Result) {
 	require.Equal(t, map[chaos.Outcome]int{chaos.Served: r.Calls}, r.Outcomes)
 }
 
-// sticky are the policies that keep sessions together.
+// sticky has the policies that keep sessions on their replica.
 var sticky = []string{"consistent_hash", "prefix_cache_affinity", "kv_aware"}
 
-// Every replica drains, goes and comes back under load. Not one call fails, with any policy; with those that keep sessions
-// together a step moves no more of them than the replica had, nearly, and all find their prompts cached again before any
-// replica has computed as much as its cache holds.
+// Every replica drains, stops and restarts under load. Not one call fails, with any policy. With sticky policies a
+// step moves hardly more sessions than the replica had. All sessions find their prompts cached again before any
+// replica has computed as many tokens as its cache holds.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
 	runs := most(sticky, func(p string, n int) chaos.Options {
 		o := small("rolling-restart", p, n)
 		if slices.Contains(sticky, p) {
-			// So many that none has more than a replica's share of what any client sees, or it would be spread; and few
-			// calls at a time, or they would go where there is less load.
+			// With this many sessions, none exceeds a replica's share of the load that a client sees, so none is
+			// spread. With few concurrent calls, none is moved to a less loaded replica.
 			o.Sessions, o.Rate, o.PromptTokens, o.KVTokens = 32, 40, 64, 16384
 			o.InFlight, o.Config = 4, patient
 			if n > 1 && p != "consistent_hash" {
@@ -46,7 +46,7 @@ func TestRollingRestart(t *testing.T) {
 		require.Len(t, r.Moved, 8)
 		most := 1.1 / 8
 		if r.Policy != "consistent_hash" {
-			most = 1.25 / 8 // on a busy machine a few calls go where there is less load
+			most = 1.25 / 8 // on a busy machine a few calls go to less loaded replicas
 		}
 		require.LessOrEqual(t, r.MeanMoved, most, "%v", r.Moved)
 		require.GreaterOrEqual(t, r.CacheBack, 0., "95 %% of the calm's hit ratio: %.2f, now %.2f", r.CachedBefore, r.CachedAfter)
@@ -57,10 +57,10 @@ func TestRollingRestart(t *testing.T) {
 	})
 }
 
-// patient is a config that takes no replica for ill, or for new, because this machine is slow. Both move sessions.
+// patient is a config without latency ejection and slow start, which would move sessions on a slow machine.
 var patient = map[string]any{"ejection": map[string]any{"late_min": "1h", "slow_start": "off"}}
 
-// Replicas that cut their calls at SIGTERM: only those fail that had received something, or were sent twice.
+// Replicas cut their calls at SIGTERM. Only calls that had received something, or were sent twice, fail.
 func TestAbort(t *testing.T) {
 	t.Parallel()
 	runs := most(both, func(p string, n int) chaos.Options {
@@ -71,7 +71,7 @@ func TestAbort(t *testing.T) {
 	play(t, runs, cut)
 }
 
-// cut is the check that only those calls failed that must not be repeated.
+// cut checks that only those calls failed that must not be repeated.
 func cut(t *testing.T, r *chaos.Result) {
 	for _, c := range r.History {
 		require.True(t, c.Outcome == chaos.Served || c.Received > 0 || c.Attempts > 1, "call %d: %v", c.Index, c.Err)
@@ -81,8 +81,8 @@ func cut(t *testing.T, r *chaos.Result) {
 	}
 }
 
-// Streams that take longer than a draining replica may wait: they are cut, and nothing else. On a busy machine others
-// may take as long; whoever is cut was under way all that time.
+// Streams that take longer than a draining replica waits are cut, and no other calls fail. On a busy machine other
+// calls may take as long, and may be cut too.
 func TestStreamsOutlastTheGrace(t *testing.T) {
 	t.Parallel()
 	outlast := func(p string, n int) chaos.Options {

@@ -12,11 +12,11 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// gate is a replica whose calls stay inside until it opens.
+// gate is a replica whose calls wait inside until it opens.
 type gate struct {
 	testpb.UnimplementedTestServiceServer
 	inside, most, served atomic.Int64
-	enter                chan struct{} // a word for each call that has come in
+	enter                chan struct{} // one value for each call that has arrived
 	open                 chan struct{}
 }
 
@@ -50,13 +50,13 @@ func (g *gate) stay(ctx context.Context) error {
 	}
 }
 
-// streamLimit is MAX_CONCURRENT_STREAMS of the gates' servers, callers how many calls come at once.
+// streamLimit is MAX_CONCURRENT_STREAMS of the gates' servers. callers is the number of concurrent calls.
 const (
 	streamLimit = 4
 	callers     = 64
 )
 
-// gates starts four that share their channels.
+// gates starts four gates that share their channels.
 func gates(t *testing.T) (all []*gate, addresses []string) {
 	enter, open := make(chan struct{}, callers), make(chan struct{})
 	for range 4 {
@@ -72,8 +72,8 @@ func gates(t *testing.T) (all []*gate, addresses []string) {
 	return all, addresses
 }
 
-// Replicas that take four streams on a connection get 64 calls at once. Where max_ongoing_requests is that limit, no call
-// stands in a connection behind it while there is room anywhere; where it is not, all are served all the same.
+// Replicas that take four streams on a connection get 64 concurrent calls. If max_ongoing_requests equals that limit,
+// no call waits in a connection while another replica has room. If it does not, all calls are still served.
 func TestStreamLimit(t *testing.T) {
 	t.Parallel()
 	for _, tt := range []struct {
@@ -94,7 +94,7 @@ func TestStreamLimit(t *testing.T) {
 				if tt.bounded {
 					config["max_ongoing_requests"] = streamLimit
 				}
-				if policy == "consistent_hash" { // every call may go anywhere
+				if policy == "consistent_hash" { // any replica may serve any call
 					config["policy"] = map[string]any{policy: map[string]any{"num_fallback_replicas": len(all) - 1}}
 				}
 				c := newCrowd(t, tt.clients, policy, config, addresses...)

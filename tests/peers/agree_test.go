@@ -9,8 +9,8 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// everyone returns all indexes, by name.
-func everyone(t testing.TB) map[string]peer {
+// allPeers returns all indexes, by name.
+func allPeers(t testing.TB) map[string]peer {
 	return map[string]peer{
 		"warmpath, tokens":    newTable(t, false),
 		"warmpath, text":      newTable(t, true),
@@ -19,8 +19,8 @@ func everyone(t testing.TB) map[string]peer {
 	}
 }
 
-// TestSameAnswers shows that what is measured is the same work: every index finds the replicas that
-// hold the prompt, with the same depths, in every layout that is measured.
+// TestSameAnswers shows that the benchmarks compare the same work: every index finds the replicas that hold the
+// prompt, with the same depths, in every layout.
 func TestSameAnswers(t *testing.T) {
 	asked := newPrompt(seeded(1), depth)
 	for _, l := range layouts() {
@@ -28,17 +28,16 @@ func TestSameAnswers(t *testing.T) {
 		for _, h := range l.holds {
 			want[h.replica] = h.blocks
 		}
-		for name, p := range everyone(t) {
+		for name, p := range allPeers(t) {
 			arrange(p, l, asked)
 			assert.Equal(t, want, p.depths(asked), "%s, %s", l.name, name)
 		}
 	}
 }
 
-// TestSameAnswersForChats tells everyone of chats that share beginnings, at random, and asks for all
-// of them.
+// TestSameAnswersForChats adds random chats with common prefixes to all indexes, and looks all of them up.
 func TestSameAnswersForChats(t *testing.T) {
-	rnd, all := seeded(3), everyone(t)
+	rnd, all := seeded(3), allPeers(t)
 	chats := []prompt{newPrompt(rnd, 1)}
 	for range 60 {
 		before := chats[rnd.IntN(len(chats))]
@@ -62,8 +61,7 @@ func TestSameAnswersForChats(t *testing.T) {
 	assert.NotZero(t, held)
 }
 
-// TestPicks shows that the policies that are measured pick a replica that holds the prompt as deep as
-// any.
+// TestPicks shows that the measured policies pick a replica that holds the longest prefix.
 func TestPicks(t *testing.T) {
 	asked := newPrompt(seeded(1), depth)
 	for _, l := range layouts() {
@@ -72,8 +70,8 @@ func TestPicks(t *testing.T) {
 			longest = max(longest, h.blocks*blockTokens)
 		}
 		for name, x := range contestants(t) {
-			if l.name == "pieces" && !x.told {
-				continue // a route always tells of whole prompts
+			if l.name == "pieces" && !x.reported {
+				continue // a route always adds a whole prompt
 			}
 			arrange(x, l, asked)
 			var q policy.Request
@@ -84,8 +82,8 @@ func TestPicks(t *testing.T) {
 	}
 }
 
-// TestAllocations: a pick of 8,192 tokens takes memory twice, for what is kept with the request and
-// for the hashes. What else it needs is used again once the call has ended.
+// TestAllocations: a pick of 8,192 tokens allocates twice, for the state of the request and for the hashes. All other
+// memory is reused after the call.
 func TestAllocations(t *testing.T) {
 	asked := newPrompt(seeded(1), depth)
 	for _, l := range layouts() {

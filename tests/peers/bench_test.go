@@ -10,13 +10,13 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// A contender does one kind of work in one way.
+// A contender is one implementation of one kind of work.
 type contender struct {
 	name string
 	run  func(b *testing.B)
 }
 
-// Names of what is put together in TestRatios.
+// Names of the pairs in TestRatios.
 const (
 	kvAware        = "kv_aware"
 	prefixAffinity = "prefix_cache_affinity"
@@ -27,8 +27,8 @@ const (
 	theExtension   = "extension"
 )
 
-// picks hash, look up and score a prompt of 8,192 tokens in a layout: ours and llm-d-kv-cache by token
-// ids, ours and the inference extension by text.
+// picks hash, look up and score a prompt of 8,192 tokens in a layout: warmpath and llm-d-kv-cache by token ids,
+// warmpath and the inference extension by text.
 func picks(l layout) []contender {
 	asked := newPrompt(seeded(1), depth)
 	return []contender{
@@ -84,11 +84,11 @@ func benchmarkPick(b *testing.B, x *ours, l layout, asked prompt) {
 	}
 }
 
-// A novelty is what is added in a round: to each of the 8 replicas a prompt of 8,192 tokens, hashed
-// already. Every index keeps as much as it may before.
+// A novelty is the data of one round: a prompt of 8,192 tokens for each of the 8 replicas, already hashed. Every
+// index is full before.
 type novelty struct {
 	name   string
-	known  bool // the same in every round, so it is held already
+	known  bool // the same in every round, so the index already holds it
 	shared bool // the same to every replica
 }
 
@@ -98,13 +98,12 @@ var novelties = []novelty{
 	{name: "known", known: true, shared: true},
 }
 
-// adds are the ways to add: to ours what an engine tells and what is routed, to the others by the only
-// way there is.
+// adds are the ways to add: for warmpath reported events and routes, for the others their only one.
 func adds(n novelty) []contender {
 	return []contender{
 		{kvAware, func(b *testing.B) {
 			x := newKVAware(b, n.shared)
-			benchmarkAdd(b, n, x, x.tell, func(_ int, p prompt) []uint64 { return hashes(p) })
+			benchmarkAdd(b, n, x, x.report, func(_ int, p prompt) []uint64 { return hashes(p) })
 		}},
 		{llmdAll, func(b *testing.B) {
 			x := newLLMD(b, n.shared)
@@ -119,7 +118,7 @@ func adds(n novelty) []contender {
 			})
 		}},
 		{theExtension, func(b *testing.B) {
-			// On one processor, the goroutine that adds runs as soon as it is waited for.
+			// On one processor, the goroutine that adds runs as soon as the test waits for it.
 			defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 			x := newExtension(b)
 			benchmarkAdd(b, n, x, x.insert, func(replica int, p prompt) *scheduling.LLMRequest {
@@ -131,8 +130,8 @@ func adds(n novelty) []contender {
 	}
 }
 
-// benchmarkAdd fills an index with what is like that which it adds, and adds.
-func benchmarkAdd[H any](b *testing.B, n novelty, x learner, insert func(int, H), hash func(int, prompt) H) {
+// benchmarkAdd fills an index with similar data, and measures additions.
+func benchmarkAdd[H any](b *testing.B, n novelty, x adder, insert func(int, H), hash func(int, prompt) H) {
 	rnd := seeded(4)
 	var p prompt
 	for i := range 1 + replicas*capacity/depth {

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/gateway-api-inference-extension/pkg/epp/framework/plugins/scheduling/scorer/prefix"
 )
 
-// extension is the prefix scorer of the Gateway API inference extension. It reads text. What differs
-// from its defaults: it matches 512 blocks, not 256, and does not tune itself to what engines report.
+// extension is the prefix scorer of the Gateway API inference extension. It reads text. It differs from the defaults:
+// it matches 512 blocks, not 256, and does not tune itself from engine reports.
 type extension struct {
 	ctx       context.Context
 	plugin    *prefix.Plugin
@@ -24,7 +24,7 @@ type extension struct {
 }
 
 func newExtension(t testing.TB) *extension {
-	ctx := context.Background() // its goroutines do not all end with a context: so let none, see insert
+	ctx := context.Background() // not all of its goroutines end with a context; see insert
 	plugin, err := prefix.New(ctx, prefix.Config{
 		BlockSizeTokens:        blockTokens,
 		MaxPrefixBlocksToMatch: depth,
@@ -54,8 +54,8 @@ func (x *extension) score(q *scheduling.LLMRequest) map[scheduling.Endpoint]floa
 	return x.plugin.Score(x.ctx, x.cycle, q, x.endpoints)
 }
 
-// insert adds the blocks of a request that was scored. The plugin does so in a goroutine, which
-// tells nobody of its end: it has ended when there are as many goroutines as before.
+// insert adds the blocks of a scored request. The plugin does so in a goroutine without a completion signal: it has
+// ended when the number of goroutines is as before.
 func (x *extension) insert(replica int, q *scheduling.LLMRequest) {
 	before := runtime.NumGoroutine()
 	x.plugin.PreRequest(x.ctx, q, x.results[replica])
@@ -64,7 +64,7 @@ func (x *extension) insert(replica int, q *scheduling.LLMRequest) {
 	}
 }
 
-// add adds all blocks; those before from are there already and stay the same.
+// add adds all blocks. Those before from are present already and do not change.
 func (x *extension) add(replica int, p prompt, from int) {
 	q := x.request("add", p)
 	x.score(q)
@@ -75,7 +75,7 @@ func (x *extension) depths(p prompt) (d [replicas]int) {
 	scores := x.score(x.request("depths", p))
 	blocks := float64(len(p.text) / blockBytes)
 	for i, e := range x.endpoints {
-		d[i] = int(math.Round(scores[e] * blocks)) // the score is the share that is held
+		d[i] = int(math.Round(scores[e] * blocks)) // the score is the matched share
 	}
 	return d
 }

@@ -11,10 +11,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-func init() { log.SetLogger(logr.Discard()) } // both peers log through it
+func init() { log.SetLogger(logr.Discard()) } // both peers use its logger
 
-// llmd is llm-d-kv-cache with its in-memory index. What differs from its defaults: it does not keep 100
-// million keys, so that all indexes are full at the same point. It is asked without a filter of pods and told without keys of the engine, which is the least work.
+// llmd is llm-d-kv-cache with its in-memory index. It differs from the defaults in its size: not 100 million keys, so
+// that all indexes are full at the same point. Queries have no filter of pods and updates have no engine keys, which
+// is the least work.
 type llmd struct {
 	ctx    context.Context
 	hasher kvblock.TokenProcessor
@@ -23,8 +24,8 @@ type llmd struct {
 	pods   [replicas][]kvblock.PodEntry
 }
 
-// newLLMD returns one that keeps as many pairs of a block and a replica as the others, if every block is
-// shared by all replicas, or by none.
+// newLLMD returns an index for as many pairs of block and replica as the others, where either all replicas share
+// every block, or none do.
 func newLLMD(t testing.TB, shared bool) *llmd {
 	hasher, err := kvblock.NewChunkedTokenDatabase(&kvblock.TokenProcessorConfig{BlockSizeTokens: blockTokens})
 	require.NoError(t, err)

@@ -11,13 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// withoutLog is which part of llm-d-kv-cache's look-up is counted: the rest is a text for its log, which
-// it makes even if nothing is logged.
+// withoutLog is the counted part of llm-d-kv-cache's look-up. The rest formats a log message even if nothing is
+// logged.
 const withoutLog = 0.3
 
-// TestRatios prints how many times faster ours is. Contenders take turns in short rounds, and of each
-// the best round counts, so that a busy machine is unfair to nobody for long. Without -v it only shows
-// that they run.
+// TestRatios prints how many times faster warmpath is. Contenders alternate in short rounds, and only the best round
+// of each counts, so that a busy machine disturbs all alike. Without -v the test only shows that they run.
 func TestRatios(t *testing.T) {
 	rounds, each := 1, "1x"
 	if testing.Verbose() {

@@ -16,7 +16,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 )
 
-// budget is in bytes, for as many pairs of a block and a replica as the others keep.
+// budget returns a size in bytes that holds as many pairs of block and replica as the other indexes.
 func budget(shared bool) int64 {
 	if shared {
 		return replicas * capacity * 15 / 2
@@ -24,31 +24,31 @@ func budget(shared bool) int64 {
 	return replicas * capacity * 20
 }
 
-// ours is one of warmpath's policies with its Router.
+// ours is a warmpath policy with its Router.
 type ours struct {
-	policy policy.Policy
-	router *router.Router
-	view   policy.View
-	text   bool // asked with text instead of token ids
-	told   bool // told what replicas hold, instead of routing there
+	policy   policy.Policy
+	router   *router.Router
+	view     policy.View
+	text     bool // prompts are text instead of token ids
+	reported bool // the engines report their contents; otherwise routes predict them
 
-	change [1]policy.CacheChange // the memory of tell
+	change [1]policy.CacheChange // reused by report
 }
 
-// newKVAware returns kv_aware, which is told what replicas hold by token ids.
+// newKVAware returns kv_aware with reported cache contents, keyed by token ids.
 func newKVAware(t testing.TB, shared bool) *ours {
 	config := kvaware.Config{}.WithDefaults()
 	config.IndexBytes = budget(shared)
 	config.KVTokens = capacity * blockTokens
 	p, err := kvaware.New(config)
 	require.NoError(t, err)
-	x := &ours{policy: p, told: true}
+	x := &ours{policy: p, reported: true}
 	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
 	x.view = x.router.View()
 	return x
 }
 
-// newPrefixAffinity returns prefix_cache_affinity, which believes what it routed, by text.
+// newPrefixAffinity returns prefix_cache_affinity with predicted cache contents, keyed by text.
 func newPrefixAffinity(t testing.TB, shared bool) *ours {
 	config := prefixaffinity.Config{}.WithDefaults()
 	config.IndexBytes = budget(shared)
@@ -60,8 +60,7 @@ func newPrefixAffinity(t testing.TB, shared bool) *ours {
 	return x
 }
 
-// pick hashes, looks up, scores and chooses: all that stands between a request and its replica but
-// the booking.
+// pick hashes, looks up, scores and chooses: all steps of a pick except the reservation.
 func (x *ours) pick(q *policy.Request, p prompt) policy.Decision {
 	*q = policy.Request{}
 	if x.text {
@@ -73,14 +72,14 @@ func (x *ours) pick(q *policy.Request, p prompt) policy.Decision {
 	return x.policy.Choose(q, x.view)
 }
 
-// tell says, as an engine's events do, that a replica holds these blocks.
-func (x *ours) tell(replica int, blocks []uint64) {
+// report reports that a replica holds these blocks, as an engine's events do.
+func (x *ours) report(replica int, blocks []uint64) {
 	id := x.view.Replicas()[replica].ID
 	x.change[0] = policy.CacheChange{Replica: id, BlockTokens: blockTokens, Stored: blocks}
 	x.router.CacheChanged(x.change[:])
 }
 
-// routed says that a request that was picked went to a replica, and ended.
+// routed reports that a picked request went to a replica, and ended.
 func (x *ours) routed(replica int, q *policy.Request) {
 	d := policy.To(x.view.Replicas()[replica], policy.ReasonPrefixMatch)
 	x.policy.Observer.Routed(q, d)
@@ -88,8 +87,8 @@ func (x *ours) routed(replica int, q *policy.Request) {
 }
 
 func (x *ours) add(replica int, p prompt, from int) {
-	if x.told {
-		x.tell(replica, hashes(p)[from:])
+	if x.reported {
+		x.report(replica, hashes(p)[from:])
 		return
 	}
 	var q policy.Request
@@ -101,7 +100,7 @@ func hashes(p prompt) []uint64 {
 	return kvindex.AppendTokens(nil, p.tokens, blockTokens, kvindex.SeedFor("", "", ""))
 }
 
-// table is what both policies look prompts up in, by itself, which tells the depth of every replica.
+// table is the index of both policies by itself. It returns the depth of every replica.
 type table struct {
 	index *cacheview.Index
 	fleet *cacheview.Fleet

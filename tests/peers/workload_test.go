@@ -1,6 +1,6 @@
-// Package peers measures warmpath's index and scoring beside those of other projects: the same
-// prompts, the same blocks, the same replicas, in one run. It is a module of its own because of
-// what they need. What is compared, and what that does not say, is in docs/performance.md.
+// Package peers compares warmpath's index and scoring with those of other projects: the same prompts, the same
+// blocks, the same replicas, in one run. It is a separate module because of its dependencies. docs/performance.md
+// describes the comparison and its limits.
 //
 //	go test -run '^$' -bench . -benchmem   # every contender by itself
 //	go test -run TestRatios -v             # best of short rounds, contender after contender
@@ -13,23 +13,23 @@ import (
 
 const (
 	blockTokens = 16
-	blockBytes  = 64 // the same block for those who read text
+	blockBytes  = 64 // the same block for indexes over text
 	depth       = 512
 	replicas    = 8
 
-	// capacity is how many blocks every index keeps of a replica: the default of the inference
-	// extension. At 16 tokens a block it is 500,000 tokens.
+	// capacity is the number of blocks that every index keeps for a replica, the default of the inference extension.
+	// At 16 tokens a block it is 500,000 tokens.
 	capacity = 31_250
 )
 
-// A prompt is the same content as token ids and as text, four bytes a token, so that 16 tokens and
-// 64 bytes are the same block.
+// A prompt is the same content as token ids and as text, four bytes a token, so that 16 tokens and 64 bytes are the
+// same block.
 type prompt struct {
 	tokens []uint32
 	text   string
 }
 
-// newPrompt returns a prompt of so many full blocks.
+// newPrompt returns a prompt of a number of full blocks.
 func newPrompt(rnd *rand.Rand, blocks int) prompt {
 	p := prompt{tokens: make([]uint32, blocks*blockTokens)}
 	text := make([]byte, 0, blocks*blockBytes)
@@ -49,7 +49,7 @@ func (p prompt) first(blocks int) prompt {
 	return prompt{p.tokens[:blocks*blockTokens], p.text[:blocks*blockBytes]}
 }
 
-// then returns a prompt that goes on with another.
+// then returns a prompt followed by another.
 func (p prompt) then(q prompt) prompt {
 	return prompt{append(p.tokens[:len(p.tokens):len(p.tokens)], q.tokens...), p.text + q.text}
 }
@@ -58,16 +58,16 @@ func seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
 
 func replicaName(i int) string { return fmt.Sprintf("r%d", i) }
 
-// A holding is how many leading blocks of a prompt a replica is given.
+// A holding is the number of leading blocks of a prompt that a replica holds.
 type holding struct{ replica, blocks int }
 
-// A layout is who holds how much of the prompt that is asked for.
+// A layout is the holdings of the prompt in a query.
 type layout struct {
 	name  string
-	holds []holding // in the order in which they are told
+	holds []holding // in the order in which they are added
 }
 
-// layouts are those that are measured.
+// layouts are the measured layouts.
 func layouts() []layout {
 	var whole, stairs, pieces []holding
 	for r := range replicas {
@@ -78,34 +78,34 @@ func layouts() []layout {
 		}
 	}
 	return []layout{
-		{"whole", whole},   // all of it on every replica
+		{"whole", whole},   // all blocks on every replica
 		{"stairs", stairs}, // an eighth on the first, two on the second, and so on
-		{"pieces", pieces}, // all of it on every replica, told two blocks at a time
-		{"miss", nil},      // nobody has any of it
+		{"pieces", pieces}, // all blocks on every replica, added two at a time
+		{"miss", nil},      // no block on any replica
 	}
 }
 
-// A learner is told what replicas hold.
-type learner interface {
-	// add tells that a replica holds the blocks of a prompt from one on.
+// An adder is an index that gets the contents of replicas.
+type adder interface {
+	// add adds the blocks of a prompt, from one on, to the contents of a replica.
 	add(replica int, p prompt, from int)
 }
 
-// A peer is an index that can be asked how many leading blocks of a prompt every replica holds.
+// A peer is an index that finds how many leading blocks of a prompt every replica holds.
 type peer interface {
-	learner
+	adder
 	depths(p prompt) [replicas]int
 }
 
-// arrange tells a learner the layout, and before it other prompts: a quarter of what it keeps.
-func arrange(x learner, l layout, asked prompt) {
+// arrange adds other prompts, a quarter of the capacity, and then the layout.
+func arrange(x adder, l layout, asked prompt) {
 	rnd := seeded(2)
 	for i := range replicas * capacity / depth / 4 {
 		x.add(i%replicas, newPrompt(rnd, depth), 0)
 	}
-	told := [replicas]int{}
+	added := [replicas]int{}
 	for _, h := range l.holds {
-		x.add(h.replica, asked.first(h.blocks), told[h.replica])
-		told[h.replica] = h.blocks
+		x.add(h.replica, asked.first(h.blocks), added[h.replica])
+		added[h.replica] = h.blocks
 	}
 }

@@ -18,7 +18,7 @@ import (
 	modelserver "github.com/warmpath/warmpath/server/replica"
 )
 
-// The load that server/replica writes by hand is what ORCA's own generated code reads.
+// ORCA's generated code reads the load report that server/replica encodes by hand.
 func TestLoadIsAnOrcaReport(t *testing.T) {
 	m, err := modelserver.New(modelserver.Config{
 		Replica:  policy.Attributes{MaxOngoing: 14},

@@ -1,5 +1,5 @@
-// Package xds proves the policy under xDS, against a management server built
-// from go-control-plane. It is a module of its own because of what that needs.
+// Package xds tests the policy under xDS, against a management server built from go-control-plane. It is a separate
+// module because of the dependencies.
 package xds
 
 import (
@@ -113,8 +113,8 @@ func manage(t *testing.T) *control {
 	return c
 }
 
-// publish makes a cluster of each group of replicas known, with the policy config,
-// and a route that shares calls out evenly among the clusters.
+// publish announces a cluster for each group of replicas, with the policy config, and a route that splits calls
+// evenly among the clusters.
 func (c *control) publish(t *testing.T, config map[string]value, outliers *clusterv3.OutlierDetection, groups ...[]*replica) {
 	t.Helper()
 	fields, err := structpb.NewStruct(config)
@@ -184,7 +184,7 @@ func ads() *corev3.ConfigSource {
 	return &corev3.ConfigSource{ConfigSourceSpecifier: &corev3.ConfigSource_Ads{Ads: &corev3.AggregatedConfigSource{}}}
 }
 
-// resolver is grpc's own for xds targets, told of the management server.
+// resolver is grpc's own resolver for xds targets, configured with the management server's address.
 func (c *control) resolver(t *testing.T) grpc.DialOption {
 	t.Helper()
 	b, err := xds.NewXDSResolverWithConfigForTesting([]byte(fmt.Sprintf(`{
@@ -201,8 +201,7 @@ func deadline(t *testing.T) context.Context {
 	return ctx
 }
 
-// homes is where consistent_hash sends sessions, asked of the core without any
-// socket.
+// homes returns the replica that consistent_hash picks for a session, from the core and without a socket.
 func homes(t *testing.T, rs []*replica) func(session string) string {
 	t.Helper()
 	c, err := policy.ParseConfig([]byte(`{"policy":{"consistent_hash":{}}}`))
@@ -318,7 +317,7 @@ func TestPrefixAffinity(t *testing.T) {
 	require.Greater(t, len(used), 1)
 }
 
-// A bad config is refused by name.
+// A bad config is refused, and the error names the field.
 func TestBadConfig(t *testing.T) {
 	rs := replicas(t, 1)
 	c := manage(t)
@@ -331,7 +330,7 @@ func TestBadConfig(t *testing.T) {
 	require.ErrorContains(t, err, "max_attempts")
 }
 
-// Outlier detection, which xDS puts above the policy, ejects what fails.
+// The outlier detection that xDS puts above the policy ejects a failing replica.
 func TestOutlierDetection(t *testing.T) {
 	rs := replicas(t, 4)
 	c := manage(t)
@@ -359,8 +358,8 @@ func TestOutlierDetection(t *testing.T) {
 	}, 20*time.Second, 20*time.Millisecond)
 }
 
-// Two clusters in one channel are two balancers: each decides for itself, and
-// the interceptors leave it to them. When one goes, the queue is back.
+// Two clusters in one channel are two balancers. Each decides for itself, and the interceptors leave the decision to
+// it. When one is removed, the queue is back.
 func TestTwoClusters(t *testing.T) {
 	rs := replicas(t, 4)
 	c := manage(t)

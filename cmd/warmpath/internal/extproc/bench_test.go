@@ -111,9 +111,9 @@ func processor(b *testing.B) time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// BenchmarkBesideConstant is requests with 8 KB bodies at the endpoint and at a server that answers with a constant,
-// in turns: share is the endpoint's requests/s by those of the other, the median of the turns, since other work on the
-// machine disturbs some of them; added-p99 is the pick's additional time.
+// BenchmarkBesideConstant compares requests with bodies of 8 KB at the endpoint and at a server with a constant
+// answer, in alternating rounds. share is the median ratio of the endpoint's requests/s to the other server's, since
+// other work on the machine disturbs some rounds. added-p99 is the additional time of the pick.
 func BenchmarkBesideConstant(b *testing.B) {
 	for _, clients := range []int{1, 16} {
 		b.Run(fmt.Sprint("clients=", clients), func(b *testing.B) { besideConstant(b, clients) })
@@ -146,7 +146,7 @@ func besideConstant(b *testing.B, clients int) {
 	answered := &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
 		ResponseBody: &extprocv3.HttpBody{Body: []byte(`{"choices":[{"text":"ok"}],"usage":{"prompt_tokens":2000,"completion_tokens":1}}`), EndOfStream: true},
 	}}
-	var took [2][]time.Duration // of each turn
+	var took [2][]time.Duration // of each round
 	var picks [2][]time.Duration
 	var cpu [2]time.Duration
 	turn := func(which, n int) {

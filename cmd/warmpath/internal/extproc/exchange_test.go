@@ -17,7 +17,7 @@ import (
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/extproc"
 )
 
-// A request as the protocol has it: pick, response, release.
+// A request in the order of the protocol: pick, response, release.
 func TestPick(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
@@ -43,7 +43,7 @@ func TestPick(t *testing.T) {
 	}
 }
 
-// The bodies of OpenAI's four APIs are read, and of another body nothing.
+// The bodies of OpenAI's four APIs are parsed, and other bodies are not.
 func TestBodies(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
@@ -70,7 +70,7 @@ func TestBodies(t *testing.T) {
 	p.idle(t)
 }
 
-// Chunks come back in order, once there is an answer to the headers; so do trailers.
+// Chunks come back in order after the answer to the headers, and so do trailers.
 func TestChunksAndTrailers(t *testing.T) {
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, nil)
 	text := prompt(strings.Repeat("long ", 60_000))
@@ -106,7 +106,7 @@ func TestChunksAndTrailers(t *testing.T) {
 	p.idle(t)
 }
 
-// In the other modes the answer to the headers comes at once; a buffered body is read all the same.
+// In the other modes the answer to the headers comes at once. A buffered body is still read.
 func TestModes(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
@@ -241,7 +241,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// The replica that has served gets the load; the pick that the gateway gave up is a failure of its replica.
+// The load goes to the replica that served. If the gateway abandoned the pick, its replica gets a failure.
 func TestServed(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
@@ -289,7 +289,7 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// A replica that fails requests of gateways is ejected.
+// A replica that fails gateways' requests is ejected.
 func TestOutliers(t *testing.T) {
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, nil)
 	const failed = "10.0.0.2:8000"
@@ -332,7 +332,8 @@ func TestHealth(t *testing.T) {
 	require.Equal(t, healthpb.HealthCheckResponse_SERVING, a.GetStatus())
 }
 
-// NGINX Gateway Fabric asks for one address and shows no more. Its headers have Go's names, and their values are text.
+// NGINX Gateway Fabric takes one address and sends no response messages. Its header names have Go's spelling, and
+// their values are text.
 func TestGatewayThatShowsNoResponse(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{}, r.wrap)
@@ -349,11 +350,11 @@ func TestGatewayThatShowsNoResponse(t *testing.T) {
 	g.done()
 	require.Equal(t, "s", r.last().GetKey().GetSession())
 	require.Equal(t, "r", r.last().GetKey().GetRequestId())
-	require.Empty(t, r.reports(), "its end is not known")
+	require.Empty(t, r.reports(), "its end is not reported")
 	require.EqualValues(t, 1, p.deployment(t).GetReservations())
 }
 
-// Conformance tests choose the endpoint, and see which one has served, where the option is on.
+// If the option is on, conformance tests choose the endpoint and see which endpoint served.
 func TestConformanceHeader(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		p := startPicker(t, fleet, extproc.Options{Fallbacks: 2, ForTests: on}, nil)

@@ -13,7 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
-// Whatever arrives is read as protobuf reads it, within bounds, and usage does not depend on the chunks.
+// Any input is parsed as protobuf parses it, within bounds, and usage does not depend on the chunks.
 func FuzzBodies(f *testing.F) {
 	table, err := requestkey.NewTable()
 	require.NoError(f, err)

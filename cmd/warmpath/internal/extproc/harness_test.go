@@ -49,7 +49,7 @@ type picker struct {
 	address string
 }
 
-// startPicker starts one. wrap, if it is not nil, stands between the endpoint and the server.
+// startPicker starts a picker. wrap, if it is not nil, wraps the server that the endpoint calls.
 func startPicker(t testing.TB, config string, o extproc.Options, wrap func(endpoint.Host) endpoint.Host) *picker {
 	t.Helper()
 	c, err := server.ParseConfig([]byte(config))
@@ -109,7 +109,7 @@ func (p *picker) idle(t testing.TB) {
 	}, 10*time.Second, time.Millisecond)
 }
 
-// A gateway is one exchange as Envoy makes it: one goroutine sends, another one receives.
+// A gateway is one exchange in the way of Envoy: one goroutine sends, another one receives.
 type gateway struct {
 	t      testing.TB
 	stream extprocv3.ExternalProcessor_ProcessClient
@@ -140,7 +140,7 @@ func (p *picker) open(t testing.TB, mode modev3.ProcessingMode_BodySendMode) *ga
 			}
 		}
 		_ = stream.CloseSend()
-		for range send { // what comes after the end of the stream
+		for range send { // drains messages after the end of the stream
 		}
 	}()
 	go func() {
@@ -163,7 +163,7 @@ func (p *picker) open(t testing.TB, mode modev3.ProcessingMode_BodySendMode) *ga
 	return g
 }
 
-// halfClose ends what the gateway sends.
+// halfClose ends the gateway's side of the stream.
 func (g *gateway) halfClose() {
 	if g.send != nil {
 		close(g.send)
@@ -204,7 +204,7 @@ func headerMap(all map[string]string) *corev3.HeaderMap {
 	return m
 }
 
-// chatHeaders are those of an OpenAI request, with others.
+// chatHeaders are the headers of an OpenAI request, with others.
 func chatHeaders(more ...string) map[string]string {
 	h := map[string]string{":method": "POST", ":path": "/v1/chat/completions", "content-type": "application/json"}
 	for i := 0; i < len(more); i += 2 {
@@ -273,7 +273,7 @@ func (g *gateway) responds(status, content, served string, end bool, more ...str
 	return a
 }
 
-// chunk sends a chunk of the response, which must come back as it is.
+// chunk sends a chunk of the response, which must come back unchanged.
 func (g *gateway) chunk(body string, end bool) {
 	g.t.Helper()
 	g.send <- &extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseBody{
@@ -344,7 +344,7 @@ func (g *gateway) echoed(body string, end bool) {
 	}
 }
 
-// refused receives the answer in the replica's place.
+// refused receives the immediate response.
 func (g *gateway) refused() (code int, reason string) {
 	g.t.Helper()
 	m := g.next()

@@ -29,7 +29,7 @@ const (
 	poolsPath = "/apis/inference.networking.k8s.io/v1/namespaces/llm/inferencepools"
 )
 
-// startCluster starts one and lets the process use it.
+// startCluster starts a cluster and configures this process to use it.
 func startCluster(t *testing.T) cluster {
 	t.Helper()
 	c := cluster{t, apiserver.New(t)}
@@ -54,7 +54,7 @@ func (c cluster) do(method, path, contentType, body string) {
 	require.NoError(c, c.Do(c.Context(), method, path, contentType, []byte(body), nil))
 }
 
-// pod creates a pod of the pool on a node. It is not ready.
+// pod creates a pod of the pool on a node. The pod is not ready.
 func (c cluster) pod(name string) {
 	c.Helper()
 	c.do(http.MethodPost, podsPath, "", fmt.Sprintf(`{"metadata": {"name": %q, "labels": {"app": "chat"}},
@@ -69,7 +69,7 @@ func (c cluster) ready(name, ip string, ready bool) {
 		`{"status": {"podIP": %q, "podIPs": [{"ip": %q}], "conditions": [{"type": "Ready", "status": %q}]}}`, ip, ip, status))
 }
 
-// fleet waits until the deployment has these replicas; "~" before one that drains.
+// fleet waits until the deployment has these replicas. A "~" marks a draining one.
 func (p *picker) fleet(t testing.TB, want ...string) {
 	t.Helper()
 	var got []string
@@ -87,7 +87,7 @@ func (p *picker) fleet(t testing.TB, want ...string) {
 	}, 30*time.Second, 5*time.Millisecond, "want %v, last %v", want, &got)
 }
 
-// pick makes one request and returns where it is sent, with the fallbacks.
+// pick makes one request and returns its destination and the fallbacks.
 func (p *picker) pick(t testing.TB, text string) []string {
 	t.Helper()
 	g := p.open(t, duplex)
@@ -101,7 +101,7 @@ func (p *picker) pick(t testing.TB, text string) []string {
 	return to
 }
 
-// unavailable makes one request that must be refused for want of a replica.
+// unavailable makes one request that must be refused, since there is no replica.
 func (p *picker) unavailable(t testing.TB) {
 	t.Helper()
 	g := p.open(t, duplex)
@@ -112,7 +112,7 @@ func (p *picker) unavailable(t testing.TB) {
 	g.done()
 }
 
-// A gateway asks about an InferencePool of a real API server, and is sent to its pods that are ready.
+// A gateway's requests for an InferencePool of a real API server go to its ready pods.
 func TestInferencePool(t *testing.T) {
 	c := startCluster(t)
 	p := startPicker(t, `

@@ -26,7 +26,7 @@ import (
 type metered struct {
 	endpoint.Host
 	most   atomic.Int64 // of any stream
-	routed atomic.Int64 // of any stream whose body has been passed on before
+	routed atomic.Int64 // of any stream whose body has been passed on in full before
 }
 
 func (m *metered) ServerOptions() []grpc.ServerOption {
@@ -66,7 +66,7 @@ func raise(most *atomic.Int64, n int) {
 	}
 }
 
-// Of a long body no more is kept than is read for the key, and then one chunk.
+// Of a long body only the part that the key needs is kept, and later one chunk.
 func TestBytesKept(t *testing.T) {
 	m := new(metered)
 	const maxBody, maxHeld, chunk = 200_000, 500_000, 60_000
@@ -101,11 +101,11 @@ func TestBytesKept(t *testing.T) {
 	require.NotZero(t, m.routed.Load())
 }
 
-// asServer has the test's program be a server, on an address that it prints, until its standard input ends.
+// asServer makes the test's program act as a server, on an address that it prints, until its standard input ends.
 const asServer = "WARMPATH_TEST_EXT_PROC"
 
-// BenchmarkMemory is the most memory that a process takes under 1,000 requests at once with bodies of 10 MB, in chunks
-// of 16 KiB as Envoy sends them.
+// BenchmarkMemory is the peak memory of a process under 1,000 concurrent requests with bodies of 10 MB, in chunks of
+// 16 KiB as Envoy sends them.
 func BenchmarkMemory(b *testing.B) {
 	c := exec.Command(os.Args[0], "-test.run=^TestServerProcess$")
 	c.Env, c.Stderr = append(os.Environ(), asServer+"=1"), os.Stderr

@@ -11,7 +11,7 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// recorder notes what the endpoint asks and reports.
+// recorder records the endpoint's requests and reports.
 type recorder struct {
 	endpoint.Host
 
@@ -49,14 +49,14 @@ func (r *recorder) ReportLife(ctx context.Context, q *warmpathv1.ReportLifeReque
 	return r.Host.ReportLife(ctx, q)
 }
 
-// last is the last question.
+// last is the last request.
 func (r *recorder) last() *warmpathv1.ChooseReplicaRequest {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.asked[len(r.asked)-1]
 }
 
-// stages are the reports so far but for those of progress.
+// stages are the reports so far, without those of progress.
 func (r *recorder) stages() (all []warmpathv1.LifeStage) {
 	for _, l := range r.reports() {
 		if l.GetStage() != warmpathv1.LifeStage_LIFE_STAGE_PROGRESS {

@@ -35,7 +35,7 @@ func grpcHeaders() map[string]string {
 	return map[string]string{":method": "POST", ":path": generate, "content-type": "application/grpc", "te": "trailers"}
 }
 
-// Usage comes from the body of the response, in whatever chunks it is sent.
+// Usage comes from the body of the response, however it is chunked.
 func TestUsage(t *testing.T) {
 	filler := strings.Repeat(`{\"usage\":{\"prompt_tokens\":99}} `, 8000)
 	grpcBody := frame(field(nil, 1, string(varint(nil, 2, 12)))) + frame(make([]byte, 10_000)) +
@@ -99,7 +99,7 @@ const (
 	released = warmpathv1.LifeStage_LIFE_STAGE_RELEASED
 )
 
-// What is reported of a reservation, and when.
+// The reports about a reservation, and their times.
 func TestStages(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
@@ -177,7 +177,7 @@ func TestAborts(t *testing.T) {
 		func(g *gateway) { g.headers(chatHeaders(), nil, false) },
 		func(g *gateway) { g.body(text[:10], false) },
 		func(g *gateway) { g.body(text[10:], false) },
-		func(g *gateway) { g.trailers() }, // not waited for
+		func(g *gateway) { g.trailers() }, // the gateway does not wait for an answer
 		func(g *gateway) { g.picked() },
 		func(g *gateway) { g.echoed(text, false); require.NotNil(t, g.next().GetRequestTrailers()) },
 		func(g *gateway) { g.responds("200", "text/event-stream", "", false) },
@@ -212,7 +212,7 @@ func TestAborts(t *testing.T) {
 		}
 	}
 
-	// A second request has no place in a stream.
+	// A second request in one stream is an error.
 	g := p.open(t, duplex)
 	g.headers(chatHeaders(), nil, true)
 	g.picked()
@@ -222,7 +222,7 @@ func TestAborts(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(g.err))
 	p.idle(t)
 
-	// The server goes away.
+	// The server stops.
 	g = p.open(t, duplex)
 	g.headers(chatHeaders(), nil, true)
 	g.picked()
@@ -232,7 +232,7 @@ func TestAborts(t *testing.T) {
 	p.idle(t)
 }
 
-// Messages of gRPC are read by their dialect, the first one without waiting for the end of the stream.
+// gRPC messages are read by their dialect, the first one without waiting for the end of the stream.
 func TestGRPCBodies(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{Fallbacks: 2}, r.wrap)
@@ -277,7 +277,7 @@ func TestGRPCBodies(t *testing.T) {
 	p.idle(t)
 }
 
-// The deployment's own dialects and session keys count, of the one that the endpoint names or of the only one.
+// The dialects and session keys of a deployment apply: of the one that the endpoint names, or of the only one.
 func TestOwnDialect(t *testing.T) {
 	own := strings.Replace(fleet, "    policy:", `    session_keys: [x-chat]
     dialects: [{methods: [/a.B/C], prompt: "2"}]
@@ -305,7 +305,7 @@ func TestOwnDialect(t *testing.T) {
 	}
 }
 
-// A body that is longer than what is read for the key is routed by its beginning.
+// A body longer than the limit for the key is routed by its beginning.
 func TestLongBodies(t *testing.T) {
 	r := new(recorder)
 	p := startPicker(t, fleet, extproc.Options{MaxBody: 10_000}, r.wrap)
@@ -330,7 +330,7 @@ func TestLongBodies(t *testing.T) {
 	g.done()
 	p.idle(t)
 
-	// All bodies together hold no more than they may.
+	// All bodies together stay within their limit.
 	p = startPicker(t, fleet, extproc.Options{MaxHeld: 10_000}, r.wrap)
 	first := p.open(t, duplex)
 	first.headers(chatHeaders(), nil, false)

@@ -19,7 +19,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
-// An engine serves the requests that gateways send to it.
+// An engine serves requests from gateways.
 type engine struct {
 	address string
 	stub    enginepb.VllmEngineClient
@@ -40,7 +40,7 @@ func startEngine(t *testing.T) engine {
 	return engine{lis.Addr().String(), enginepb.NewVllmEngineClient(conn)}
 }
 
-// tokens is a request whose prompt has the tokens that a number stands for.
+// tokens is a request with the prompt of a number.
 func tokens(n, output int) *enginepb.GenerateRequest {
 	ids := make([]uint32, 1024)
 	for i := range ids {
@@ -52,7 +52,7 @@ func tokens(n, output int) *enginepb.GenerateRequest {
 	}
 }
 
-// destination is where a gateway is to send a request.
+// destination is the replica that a gateway's request is routed to.
 func (p *picker) destination(t *testing.T, q *enginepb.GenerateRequest) string {
 	t.Helper()
 	raw, err := proto.Marshal(q)
@@ -67,7 +67,7 @@ func (p *picker) destination(t *testing.T, q *enginepb.GenerateRequest) string {
 	return to[0]
 }
 
-// A server that was started again learns from the engines' own events and reports what they hold and how busy they are.
+// A restarted server learns the engines' cache contents and load from their events and reports.
 func TestRestart(t *testing.T) {
 	const prompts = 8
 	engines := []engine{startEngine(t), startEngine(t)}
@@ -104,7 +104,7 @@ deployments:
 
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
-			for n := range 4 { // of which the server has no part
+			for n := range 4 { // sent directly, not through the server
 				stream, err := engines[0].stub.Generate(ctx, tokens(100+n, 50_000))
 				require.NoError(t, err)
 				_, err = stream.Recv()

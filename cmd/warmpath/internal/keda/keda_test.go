@@ -30,7 +30,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fixture is a look-aside server with the scaler, as KEDA reaches it.
+// fixture is a look-aside server with the scaler, as KEDA calls it.
 type fixture struct {
 	externalscaler.ExternalScalerClient
 	routing warmpathv1.RoutingServiceClient
@@ -109,7 +109,7 @@ func (f *fixture) value(t *testing.T, name string, ref *externalscaler.ScaledObj
 	return a.GetMetricValues()[0].GetMetricValueFloat()
 }
 
-// KEDA's sequence of calls: the targets, and then the value of each metric, which is a sum over the replicas.
+// KEDA's sequence of calls: first the targets, then the value of each metric, which is a sum over the replicas.
 func TestMetrics(t *testing.T) {
 	f := start(t, two)
 	ref := trigger("workSeconds", "1.5", "tokensPerSecond", "2000", "waitingRequests", "2", "ongoingRequests", "8")
@@ -197,7 +197,7 @@ func TestScaledToZero(t *testing.T) {
 	require.False(t, isActive())
 }
 
-// A mistake in the metadata is refused by every call, and the error names the key.
+// Every call refuses invalid metadata, and the error names the key.
 func TestMistakes(t *testing.T) {
 	f := start(t, `{deployments: {chat: {register: true}, code: {register: true}}}`)
 	for _, tt := range []struct {
@@ -236,7 +236,7 @@ func TestMistakes(t *testing.T) {
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
 }
 
-// The server's principals count here too.
+// The server's principals apply here too.
 func TestPrincipals(t *testing.T) {
 	f := start(t, `
 principals: [{name: keda, token: 0123456789abcdef, deployments: [chat]}]

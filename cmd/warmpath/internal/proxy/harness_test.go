@@ -26,7 +26,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// replica is a server whose behaviour a test sets.
+// replica is a server that a test configures.
 type replica struct {
 	testpb.UnimplementedTestServiceServer
 	at     string
@@ -64,10 +64,10 @@ func (r *replica) FullDuplexCall(
 	return r.duplex(s)
 }
 
-// warmUp begins the prompts of calls that every replica answers with its address.
+// warmUp is the prefix of prompts that every replica answers with its address.
 const warmUp = "warm-up "
 
-// counted answers with the bytes of all payloads of a request.
+// counted answers with the total size of a request's payloads.
 func counted(in grpc.ClientStreamingServer[testpb.StreamingInputCallRequest, testpb.StreamingInputCallResponse]) error {
 	n := 0
 	for {

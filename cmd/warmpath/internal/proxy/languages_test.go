@@ -17,7 +17,7 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-// needs skips a test without a program that it needs, or fails it where everything must be tried.
+// needs skips a test if a program that it needs is missing. With WARMPATH_REQUIRE_ALL the test fails instead.
 func needs(t testing.TB, what string, err error) {
 	t.Helper()
 	switch {
@@ -29,7 +29,7 @@ func needs(t testing.TB, what string, err error) {
 	}
 }
 
-// served is a replica that does what the body of a request asks for, and counts the calls that were cancelled.
+// served is a replica that follows the instructions in the body of a request, and counts cancelled calls.
 func served(cancelled *atomic.Int32) *replica {
 	wait := func(ctx context.Context) error {
 		<-ctx.Done()
@@ -79,7 +79,7 @@ func served(cancelled *atomic.Int32) *replica {
 	}
 }
 
-// grpcio, which C++ shares, as a client.
+// grpcio, which shares its core with C++, is the client.
 func TestPython(t *testing.T) {
 	const python = "/usr/bin/python3"
 	out, err := exec.Command(python, "-c", "import grpc").CombinedOutput()
@@ -90,7 +90,7 @@ func TestPython(t *testing.T) {
 	var cancelled atomic.Int32
 	r := start(t, served(&cancelled))
 	_, at := through(t, "warmpath:///"+r.at)
-	for _, address := range []string{r.at, at} { // on a direct connection too: the program itself is right
+	for _, address := range []string{r.at, at} { // also on a direct connection, to check the program itself
 		cmd := exec.CommandContext(deadline(t), python, "testdata/client.py", address)
 		cmd.Env = append(os.Environ(), "GRPC_VERBOSITY=NONE", "no_proxy=127.0.0.1")
 		out, err := cmd.CombinedOutput()
@@ -101,7 +101,7 @@ func TestPython(t *testing.T) {
 	require.EqualValues(t, 4, cancelled.Load(), "deadlines and cancellations reach the replica")
 }
 
-// Reflection and health are those of a replica.
+// Reflection and health are passed on to a replica.
 func TestGrpcurl(t *testing.T) {
 	_, err := exec.LookPath("grpcurl")
 	needs(t, "grpcurl", err)

@@ -32,8 +32,8 @@ func config(policy string) grpc.DialOption {
 		service + `UnaryCall","` + service + `StreamingOutputCall","` + service + `FullDuplexCall"],"prompt":"3.2","session":"3.2"}]}`)
 }
 
-// fleet starts replicas that answer with their address, unless a test arranges otherwise, and a proxy that is connected
-// to all of them.
+// fleet starts replicas that answer with their address, unless a test changes that, and a proxy that is connected to
+// all of them.
 func fleet(t testing.TB, n int, option grpc.DialOption, arrange func(*replica)) (*proxy.Proxy, []*replica, testpb.TestServiceClient) {
 	t.Helper()
 	all, addresses := make([]*replica, n), make([]string, n)
@@ -69,7 +69,7 @@ func fleet(t testing.TB, n int, option grpc.DialOption, arrange func(*replica)) 
 	return p, all, stub
 }
 
-// The key is in the bytes of the first message, whatever kind of call it begins, and in metadata.
+// The key is in the bytes of the first message, whatever kind of call it starts, and in metadata.
 func TestRoutesByTheMessage(t *testing.T) {
 	p, _, stub := fleet(t, 4, config("consistent_hash"), nil)
 	p.SetPatience(10 * time.Millisecond)
@@ -99,7 +99,7 @@ func TestRoutesByTheMessage(t *testing.T) {
 	require.Len(t, used, 4)
 }
 
-// A call whose replica is killed before it answers is made again, unary or streaming, also after a header.
+// A call whose replica is killed before it answers is retried, unary or streaming, also after a header.
 func TestReplicaKilledMidCall(t *testing.T) {
 	for name, call := range map[string]func(context.Context, testpb.TestServiceClient) error{
 		"unary": func(ctx context.Context, stub testpb.TestServiceClient) error {
@@ -143,7 +143,7 @@ func TestReplicaKilledMidCall(t *testing.T) {
 	}
 }
 
-// A replica that goes away with GOAWAY answers what it has, and the next calls go elsewhere.
+// A replica that sends GOAWAY answers its calls, and the next calls go elsewhere.
 func TestGoAway(t *testing.T) {
 	_, all, stub := fleet(t, 2, config("round_robin"), nil)
 	go all[0].server.GracefulStop()
@@ -153,7 +153,7 @@ func TestGoAway(t *testing.T) {
 	}
 }
 
-// Calls that are cancelled at any moment leave nothing behind: no goroutine, and no load of a replica.
+// Calls that are cancelled at any moment leave no goroutine and no load.
 func TestCancels(t *testing.T) {
 	calls := 10_000
 	if os.Getenv("WARMPATH_REQUIRE_ALL") != "" {
@@ -203,7 +203,7 @@ func TestCancels(t *testing.T) {
 	require.Len(t, used, 2, "a replica whose load had leaked would get none")
 }
 
-// cancelled makes a call that is cancelled at some moment.
+// cancelled makes a call that is cancelled at a random moment.
 func cancelled(t *testing.T, stub testpb.TestServiceClient) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -232,7 +232,7 @@ func cancelled(t *testing.T, stub testpb.TestServiceClient) {
 	}
 }
 
-// Health is a replica's, but for the proxy's own.
+// Health checks go to a replica, except those of the proxy's own service.
 func TestHealth(t *testing.T) {
 	r := start(t, &replica{})
 	_, at := through(t, "warmpath:///"+r.at)

@@ -19,12 +19,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// seen is what an end of a call has seen, in lines.
+// seen records what one side of a call receives, in lines.
 type seen struct{ strings.Builder }
 
 func (s *seen) add(format string, args ...any) { fmt.Fprintf(s, format+"\n", args...) }
 
-// metadata adds the metadata that a test has set.
+// metadata adds the metadata of a test.
 func (s *seen) metadata(what string, md metadata.MD) {
 	for _, key := range []string{"plain", "raw-bin", "many"} {
 		if v := md.Get(key); len(v) > 0 {
@@ -38,7 +38,7 @@ func (s *seen) status(err error) {
 	s.add("status %s %q %v", st.Code(), st.Message(), st.Details())
 }
 
-// stream adds all that a stream brings.
+// stream adds all results of a stream.
 func (s *seen) stream(c grpc.ClientStream) {
 	for {
 		var m testpb.StreamingOutputCallResponse
@@ -56,7 +56,7 @@ func (s *seen) stream(c grpc.ClientStream) {
 	}
 }
 
-// keys are metadata that a client sends, and a replica in its header and trailer.
+// keys are metadata of the client, and of the replica's header and trailer.
 var keys = metadata.Pairs("plain", "a", "raw-bin", "\x00\xff\x01", "many", "1", "many", "2")
 
 // refused is a status with details and a message that has to be escaped.
@@ -68,14 +68,14 @@ func refused() error {
 	return st.Err()
 }
 
-// A scenario is one call: what the replica does, and what the client does. Both note what they see.
+// A scenario is one call: the replica's part and the client's part. Both record what they receive.
 type scenario struct {
 	replica func(s *seen) *replica
 	client  func(ctx context.Context, stub testpb.TestServiceClient, s *seen)
-	want    string // in what is seen
+	want    string // part of the record
 }
 
-// A client sees the same through the proxy as on a direct connection, and so does a replica.
+// A client, and a replica, see the same through the proxy as on a direct connection.
 func TestTheSameAsDirect(t *testing.T) {
 	for name, tt := range scenarios {
 		t.Run(name, func(t *testing.T) {
@@ -332,10 +332,10 @@ var scenarios = map[string]scenario{
 	"deadline": {
 		replica: output(func(_ *seen, out grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
 			<-out.Context().Done()
-			return out.Context().Err() // the replica's timer may be the first
+			return out.Context().Err() // the replica's timer may fire first
 		}),
 		client: func(ctx context.Context, stub testpb.TestServiceClient, s *seen) {
-			ctx, cancel := context.WithTimeout(ctx, time.Second) // in which it reaches the replica
+			ctx, cancel := context.WithTimeout(ctx, time.Second) // long enough to reach the replica
 			defer cancel()
 			_, err := read(stub.StreamingOutputCall(ctx, ask("hello")))
 			s.add("%s", status.Code(err))
@@ -366,7 +366,7 @@ func q2a(q *testpb.StreamingOutputCallRequest) *testpb.StreamingOutputCallRespon
 	return &testpb.StreamingOutputCallResponse{Payload: q.GetPayload()}
 }
 
-// compression notes how the request came.
+// compression records how the request was compressed.
 func compression(s *seen, out grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
 	x, _ := grpc.ServerTransportStreamFromContext(out.Context()).(interface{ RecvCompress() string })
 	s.add("compression %q", x.RecvCompress())
@@ -387,7 +387,7 @@ func read(out grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse], er
 	return texts, err
 }
 
-// other is the content subtype of messages that are not protobuf's to whoever looks at it.
+// other is a content subtype that does not name protobuf.
 const other = "other"
 
 type otherCodec struct{ encoding.CodecV2 }
