@@ -161,7 +161,8 @@ func member(id, address string) policy.Attributes {
 	return policy.Attributes{ID: id, Address: address}
 }
 
-// A replica is asked once an interval; one that fails is asked less often, and logged once; its problem is gone when it answers.
+// A replica is polled once an interval. One that fails is polled less often, and logged once; its problem ends
+// when it answers.
 func TestPollerBacksOff(t *testing.T) {
 	var broken atomic.Bool
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -209,22 +210,22 @@ func TestPollerBacksOff(t *testing.T) {
 	require.Empty(t, p.Problems())
 }
 
-// asked is a connection that answers GetLoads.
-type asked struct {
+// answering is a connection that answers GetLoads.
+type answering struct {
 	grpc.ClientConnInterface
 	method chan string
 }
 
-func (a asked) Invoke(_ context.Context, method string, _, answer any, _ ...grpc.CallOption) error {
+func (a answering) Invoke(_ context.Context, method string, _, answer any, _ ...grpc.CallOption) error {
 	a.method <- method
 	*answer.(*[]byte) = []byte{4<<3 | 2, 5, 2 << 3, 5, 6 << 3, 0xa0, 0x06} // loads: 5 requests run, 800 tokens of KV cache
 	return nil
 }
 
-func TestPollerAsksByGRPC(t *testing.T) {
+func TestPollerPollsByGRPC(t *testing.T) {
 	source, err := Parse("grpc:sglang", nil)
 	require.NoError(t, err)
-	conn := asked{method: make(chan string, 1)}
+	conn := answering{method: make(chan string, 1)}
 	reports := make(chan report)
 	fail := errors.New("no connection")
 	p := New(Options{
@@ -255,7 +256,7 @@ func TestPollerAsksByGRPC(t *testing.T) {
 	close(conn.method)
 }
 
-// hangs is a connection of which one replica answers, and every other one hangs.
+// hangs is a connection on which one replica answers, and every other one hangs.
 type hangs struct {
 	grpc.ClientConnInterface
 	answers bool
@@ -272,8 +273,8 @@ func (h hangs) Invoke(ctx context.Context, _ string, _, answer any, _ ...grpc.Ca
 	return ctx.Err()
 }
 
-// Replicas that hang hold up no others, however many they are.
-func TestHangingReplicasHoldUpNoOther(t *testing.T) {
+// Replicas that hang delay no others, however many they are.
+func TestHangingReplicasDelayNoOther(t *testing.T) {
 	source, err := Parse("grpc:vllm", nil)
 	require.NoError(t, err)
 	var hanging, answers atomic.Int64

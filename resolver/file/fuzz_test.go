@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/target"
 )
 
-// A file target that is taken names one path, and nothing but a path.
+// A file target that is accepted names one path, and nothing but a path.
 func FuzzFileTarget(f *testing.F) {
 	for _, s := range []string{
 		"warmpath-file:///etc/fleet.yaml", "warmpath-file:fleet.yaml", "warmpath-file:", "warmpath-file:///", "warmpath-file://host/x",

@@ -18,7 +18,7 @@ import (
 	"github.com/warmpath/warmpath/internal/target"
 )
 
-// A changing Service has 1,000 endpoints in ten slices. One of them is ready and not ready in turn.
+// changing is a Service with 1,000 endpoints in ten slices, one of which is alternately ready and not ready.
 type changing struct {
 	union *union
 	all   []*discoveryv1.EndpointSlice
@@ -49,8 +49,9 @@ func (c *changing) change(b *testing.B) resolver.State {
 	return state
 }
 
-// BenchmarkChange is one change of a Service with 1,000 endpoints, for the resolver alone and with a channel that has a
-// connection to each of them. The channel's figure has gRPC's channelz in it, which the server links and clients do not.
+// BenchmarkChange is one change of a Service with 1,000 endpoints, for the resolver alone and with a channel that
+// has a connection to each of them. The channel's figure includes gRPC's channelz, which the server links and
+// clients do not.
 func BenchmarkChange(b *testing.B) {
 	b.Run("resolver", func(b *testing.B) {
 		c := newChanging(b)
@@ -78,7 +79,8 @@ func BenchmarkChange(b *testing.B) {
 	})
 }
 
-// connectAll connects a channel to a fleet whose replicas are one server. It returns what receives each connection.
+// connectAll connects a channel to a fleet whose replicas are one server. It returns a channel that receives each
+// connection.
 func connectAll(b *testing.B, fleet resolver.Builder) <-chan struct{} {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(b, err)

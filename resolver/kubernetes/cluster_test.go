@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// A Role that is missing costs the API server few requests; one that comes late, with an API server that starts, costs
-// no time.
+// A missing Role costs the API server few requests. A Role that is granted late, as while an API server starts,
+// takes effect without delay.
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var n refusals

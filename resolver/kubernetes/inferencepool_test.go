@@ -40,7 +40,7 @@ func TestPoolTargets(t *testing.T) {
 	}
 }
 
-// A poolLab is a lab whose API server has InferencePools.
+// poolLab is a lab whose API server has InferencePools.
 type poolLab struct{ *lab }
 
 // startPoolLab makes a namespace in which a service account has exactly the documented Role, where it is granted.
@@ -106,7 +106,7 @@ func (l poolLab) pool() {
 		"endpointPickerRef": {"name": "warmpath", "port": {"number": 9002}}}}`)
 }
 
-// missing waits until it was reported so often that there is no pool.
+// missing waits until the missing pool was reported n times.
 func (o *observer) missing(t *testing.T, times int) {
 	t.Helper()
 	o.until(t, "there is no pool", func(_ [][]policy.Attributes, errs []string) bool {
@@ -120,8 +120,8 @@ func (o *observer) missing(t *testing.T, times int) {
 	})
 }
 
-// The pool comes after its follower and its pods. Its selector and its ports are followed; when it is deleted the last
-// replicas stay.
+// The pool is created after its follower and its pods. Its selector and its ports are followed; when it is deleted
+// the last replicas stay.
 func TestPoolComesAndGoes(t *testing.T) {
 	l := startPoolLab(t, true)
 	l.create("a", "")
@@ -186,7 +186,7 @@ func TestPoolRole(t *testing.T) {
 	o.fleet(t, "a:8000")
 }
 
-// What a pod declares wrongly is logged once, however often the pod changes; what is right counts.
+// A wrong declaration of a pod is logged once, however often the pod changes; its correct fields count.
 func TestPoolDeclarations(t *testing.T) {
 	l := startPoolLab(t, true)
 	path := filepath.Join(t.TempDir(), "log")
@@ -214,7 +214,7 @@ func TestPoolDeclarations(t *testing.T) {
 	require.Equal(t, 1, strings.Count(string(text), "/a: annotation warmpath.dev/weight"), "%s", text)
 }
 
-// While the API server is away the last replicas stay, and afterwards what has changed is found.
+// While the API server is away the last replicas stay; after that the resolver has all changes.
 func TestPoolWithoutAPIServer(t *testing.T) {
 	l := startPoolLab(t, true)
 	l.pool()

@@ -30,9 +30,9 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/apiserver"
 )
 
-// A lab is a namespace of a real API server. The test writes the EndpointSlices of the Service chat as the controller
-// does, and the pods are gRPC servers on loopback, which the API server would not accept as addresses of endpoints:
-// dial translates.
+// lab is a namespace of a real API server. The test writes the EndpointSlices of the Service chat as the
+// controller does. The pods are gRPC servers on loopback, which the API server would not accept as addresses of
+// endpoints: dial translates.
 type lab struct {
 	*testing.T
 	server    *apiserver.Server

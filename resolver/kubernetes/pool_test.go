@@ -219,7 +219,7 @@ func TestDeclare(t *testing.T) {
 	}
 }
 
-// A complaint is logged once while it holds.
+// A problem of a declaration is logged once while it lasts.
 func TestComplaints(t *testing.T) {
 	var out strings.Builder
 	log := slog.New(slog.NewTextHandler(&out, nil))
@@ -232,7 +232,7 @@ func TestComplaints(t *testing.T) {
 	require.Empty(t, c)
 }
 
-// Of a pod only what counts is kept.
+// Only the fields of a pod that count are kept.
 func TestPodsAreTrimmed(t *testing.T) {
 	pods := newObjects[*corev1.Pod](make(chan struct{}, 1))
 	whole := func(name string) *corev1.Pod {
@@ -247,7 +247,7 @@ func TestPodsAreTrimmed(t *testing.T) {
 	require.Equal(t, []*corev1.Pod{aPod("a", "10.0.0.1", want), aPod("b", "10.0.0.1", want)}, pods.all())
 }
 
-// Whatever a pod declares, its replicas are such as a fleet file may have.
+// Whatever a pod declares, its replicas are valid in a fleet file.
 func FuzzDeclared(f *testing.F) {
 	f.Add("2", "3", "m, n", "tcp://HOST:65530?topic=kv", "tcp://[::1]:1")
 	f.Add("1e400", "-1", ",", "tcp://*:5557?bind=::1", "tcp://HOST:65535")

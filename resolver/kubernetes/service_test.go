@@ -17,7 +17,7 @@ import (
 	"github.com/warmpath/warmpath/server"
 )
 
-// A rollout is a workload under load whose pods are replaced, written in the order in which Kubernetes writes it.
+// rollout is a workload under load whose pods are replaced, written in the order in which Kubernetes writes it.
 type rollout struct {
 	*lab
 	load      *load
@@ -109,7 +109,7 @@ func (r *rollout) served() {
 	require.Greater(r, calls, sessions)
 }
 
-// Pods of a StatefulSet go one after the other, and come back with their names: so do their sessions.
+// Pods of a StatefulSet are replaced one after the other, and keep their names: so their sessions come back.
 func TestRollingUpdateOfStatefulSet(t *testing.T) {
 	r, pods := startRollout(t, func(i int) string { return fmt.Sprint("chat-", i) })
 	first := r.places()
@@ -139,8 +139,8 @@ func TestRollingUpdateOfDeployment(t *testing.T) {
 	r.served()
 }
 
-// Without a Role, without the Service, and without its port there is a clear error, and the fleet as soon as all are
-// there.
+// Without a Role, without the Service, and without its port there is a clear error, and the fleet as soon as all
+// of them exist.
 func TestWhatIsMissing(t *testing.T) {
 	l := startLab(t)
 	o := l.observe(l.target())
@@ -179,7 +179,7 @@ func TestPodsDeclare(t *testing.T) {
 	})
 }
 
-// An API server that stops takes no replica away, and what changes when it is back is seen at once.
+// An API server that stops takes no replica away, and after its return the resolver has all changes at once.
 func TestAPIServerStops(t *testing.T) {
 	l := startLab(t)
 	l.grant()
@@ -210,7 +210,8 @@ func TestAPIServerStops(t *testing.T) {
 	require.Len(t, o.all(), 2)
 }
 
-// A watch that goes on at a version which the API server no longer has ends with 410, and the fleet is listed anew.
+// A watch that resumes at a version which the API server no longer has ends with 410, and the fleet is listed
+// again.
 func TestWatchExpires(t *testing.T) {
 	l := startLab(t)
 	// An API server that has just started has no Roles yet: to the administrator that is all the same.
@@ -236,7 +237,7 @@ func TestWatchExpires(t *testing.T) {
 	require.Len(t, o.all(), 3)
 }
 
-// A token that is refused is replaced by what its file has since. client-go reads the file once in 50 seconds.
+// A refused token is replaced by the current one of its file. client-go reads the file once in 50 seconds.
 func TestTokenRotates(t *testing.T) {
 	if os.Getenv("WARMPATH_REQUIRE_ALL") == "" {
 		t.Skip("it takes a minute; WARMPATH_REQUIRE_ALL runs it")
@@ -256,12 +257,12 @@ func TestTokenRotates(t *testing.T) {
 	o.fleet(t, "a")
 }
 
-// outage is how long the API server is away. A longer one is no different: the pauses between attempts are as long as
-// they get.
+// outage is how long the API server is away. A longer outage makes no difference: the pauses between attempts have
+// reached their maximum.
 const outage = 4 * time.Second
 
-// 1,000 endpoints in ten slices: endpoints that move, in either order of the two writes, and a slice that is replaced
-// by another are no change at all.
+// 1,000 endpoints in ten slices: endpoints that move, in either order of the two writes, and a slice that is
+// replaced by another, are no change.
 func TestThousandEndpoints(t *testing.T) {
 	l := startLab(t)
 	l.grant()

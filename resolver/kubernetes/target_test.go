@@ -49,7 +49,7 @@ func TestTargets(t *testing.T) {
 	}
 }
 
-// A target that is taken names a Service that may exist, and one of its ports.
+// A target that is accepted names a Service that may exist, and one of its ports.
 func FuzzServiceTarget(f *testing.F) {
 	for _, s := range []string{
 		"warmpath-kubernetes:///chat.llm:grpc", "warmpath-kubernetes:///chat:1?pods=a=b", "warmpath-kubernetes:chat:1",

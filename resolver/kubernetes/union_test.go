@@ -25,8 +25,8 @@ func slice(endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	}
 }
 
-// pod returns the endpoint of a pod: its name, its uid, the last number of its address, and its conditions, of which
-// true, false and nil are possible.
+// pod returns the endpoint of a pod: its name, its uid, the last number of its address, and its conditions, each
+// of which may be true, false and nil.
 func pod(name, uid string, address int, isReady, serving, terminating *bool) discoveryv1.Endpoint {
 	zone, node := "z1", "n1"
 	return discoveryv1.Endpoint{
@@ -94,14 +94,14 @@ func TestConditions(t *testing.T) {
 	}
 }
 
-// A step is one observation of all slices, and the fleet that is to follow from it.
+// step is one observation of all slices, and the expected fleet.
 type step struct {
 	at     time.Duration
 	slices []*discoveryv1.EndpointSlice
 	want   []string
 }
 
-// A pod with two families of addresses is one replica, whose address does not change while a slice is away.
+// A pod with two address families is one replica, whose address does not change while a slice is away.
 func TestDualStack(t *testing.T) {
 	e := up("a", 1)
 	e.Addresses = []string{"fd00::1"}
@@ -211,7 +211,8 @@ func thousand() []*discoveryv1.EndpointSlice {
 	return all
 }
 
-// Endpoints that are shuffled over the slices, which are written in any order, are there at every moment.
+// Endpoints that are shuffled over the slices are in the fleet at every moment, in whatever order the slices are
+// written.
 func TestShuffled(t *testing.T) {
 	const seed = 1
 	random := rand.New(rand.NewPCG(seed, seed))

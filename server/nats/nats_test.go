@@ -69,7 +69,7 @@ type node struct {
 	stop    func()
 }
 
-// tried counts the ports that were tried: no two tests get the same.
+// tried counts the ports that were tried, so that no two tests get the same.
 var tried atomic.Int64
 
 // ports returns n free ports of the loopback, below those that the system gives to programs that ask for any.
@@ -145,7 +145,7 @@ func (n *node) deployment(t testing.TB) *warmpathv1.DeploymentStatus {
 	return a.GetDeployments()[0]
 }
 
-// agrees waits until a node has so many peers, all in sync.
+// agrees waits until a node has n peers, all in sync.
 func (n *node) agrees(t testing.TB, peers int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -176,8 +176,8 @@ func (n *node) reserve(t testing.TB) string {
 	return a.GetReservation().GetId()
 }
 
-// Servers with NATS inside see each other's load and registrations; one that ends takes its load along, and one that
-// joins has what the others have.
+// Servers with embedded NATS share load and registrations. A server that ends takes its load away, and one that
+// joins gets what the others have.
 func TestEmbedded(t *testing.T) {
 	at := ports(t, 3)
 	a, b := start(t, embedded(at, 0)), start(t, embedded(at, 1))
@@ -262,7 +262,7 @@ func TestStore(t *testing.T) {
 		return errors.Is(err, policy.ErrNotFound)
 	}, time.Minute, 5*time.Millisecond)
 	_, err = y.CompareAndSet(ctx, "short", 0, []byte("w"), time.Minute)
-	require.NoError(t, err, "its time is over")
+	require.NoError(t, err, "it has expired")
 
 	var counted sync.WaitGroup
 	var unsure atomic.Int64 // writes that got no answer in time: they may have been made
@@ -334,7 +334,8 @@ func certificates(t testing.TB) (dir string) {
 	return dir
 }
 
-// With TLS servers find each other, and one with a certificate of another authority, or without any, is kept out.
+// With TLS servers connect to each other, and a server with a certificate of another authority, or without one, is
+// refused.
 func TestRouteTLS(t *testing.T) {
 	ours, theirs, at := certificates(t), certificates(t), ports(t, 4)
 	secured := func(i int, dir string) string {

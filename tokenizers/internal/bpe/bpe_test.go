@@ -12,7 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
-// words is a vocabulary of all bytes, and of merges made at random over a few letters.
+// words is a vocabulary of all bytes, and of random merges over a few letters.
 func words(r *rand.Rand, letters string, merges int) Vocabulary {
 	v := Vocabulary{Tokens: map[string]uint32{}}
 	var parts []string
@@ -34,8 +34,8 @@ func words(r *rand.Rand, letters string, merges int) Vocabulary {
 	return v
 }
 
-// naive is byte-pair encoding as it is defined: of all pairs the one with the lowest
-// rank, the leftmost of equals, again and again.
+// naive is byte-pair encoding by its definition: of all pairs the one with the lowest rank, the leftmost of
+// equals, repeatedly.
 func naive(v Vocabulary, text string) []uint32 {
 	var parts []string
 	for i := range len(text) {
@@ -66,7 +66,7 @@ func naive(v Vocabulary, text string) []uint32 {
 	return ids
 }
 
-func TestMergingIsAsDefined(t *testing.T) {
+func TestMergesFollowTheDefinition(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 5))
 	for range 30 {
 		v := words(r, "abc", 40)
@@ -83,7 +83,7 @@ func TestMergingIsAsDefined(t *testing.T) {
 	}
 }
 
-func TestVocabulariesThatAreNone(t *testing.T) {
+func TestInvalidVocabularies(t *testing.T) {
 	full := words(rand.New(rand.NewPCG(1, 1)), "ab", 1)
 	without := words(rand.New(rand.NewPCG(1, 1)), "ab", 1)
 	delete(without.Tokens, "\x07")
@@ -152,7 +152,7 @@ func TestSpecials(t *testing.T) {
 	require.Equal(t, []uint32{'x', 900, 'y'}, encode(t, e, "x \u2003\t<e> \n y"))
 }
 
-func TestWhatIsNotDone(t *testing.T) {
+func TestTextsThatAreNotEncoded(t *testing.T) {
 	e := encoder(t, Config{})
 	_, err := e.Encode(context.Background(), nil, "\xff", 0, 1)
 	require.ErrorIs(t, err, tokenize.ErrNotText)
@@ -162,8 +162,8 @@ func TestWhatIsNotDone(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// The tokens of a text are those of its segments, and a segment ends at the same place in every text that goes on: with
-// special tokens that are cut in two, letters that combine, and every scanner.
+// The tokens of a text are those of its segments, and a segment ends at the same position in every longer text:
+// with special tokens that are cut in two, combining letters, and every scanner.
 func TestSegments(t *testing.T) {
 	r := rand.New(rand.NewPCG(6, 6))
 	tokens := []Special{{Text: "<|sep|>", ID: 900}, {Text: "<|sep|>longer", ID: 901}, {Text: "  ", ID: 902}}
@@ -217,8 +217,8 @@ func TestSegments(t *testing.T) {
 	require.Greater(t, ends, 1000)
 }
 
-// However short segments are, the tokens are those of the text: at every place where one could end.
-func TestEveryPlaceToCutAt(t *testing.T) {
+// However short segments are, the tokens are those of the text: at every position where one could end.
+func TestEveryPositionOfACut(t *testing.T) {
 	r := rand.New(rand.NewPCG(7, 7))
 	for pattern := range scanners {
 		s, err := NewSplitter(pattern)
@@ -242,7 +242,7 @@ func TestEveryPlaceToCutAt(t *testing.T) {
 	}
 }
 
-// lookedAt is a context that ends when it is looked at for the last time.
+// lookedAt is a context that ends after a number of checks.
 type lookedAt struct {
 	context.Context
 	looks, last int
@@ -255,9 +255,9 @@ func (c *lookedAt) Err() error {
 	return nil
 }
 
-// Issue 12.33: the context is looked at inside one piece, of letters that merge, whatever cuts the text: at least once in
-// 64 KiB of it, and nothing is done after it has ended.
-func TestADeadlineInsideOnePiece(t *testing.T) {
+// Issue 12.33: the context is checked inside one piece, of letters that merge, whatever cuts the text: at least
+// once in 64 KiB of it, and no work follows its end.
+func TestDeadlineInsideOnePiece(t *testing.T) {
 	regex, err := NewSplitter(`\p{L}+|\s+|[^\p{L}\s]+`)
 	require.NoError(t, err)
 	const size = 1 << 18
@@ -279,8 +279,8 @@ func TestADeadlineInsideOnePiece(t *testing.T) {
 	}
 }
 
-// Issue 12.33: a pattern that tries all ways there are is given up, with an error that does not quote the prompt.
-func TestAPatternThatTriesAllWays(t *testing.T) {
+// Issue 12.33: a pattern that backtracks without bound is stopped, with an error that does not quote the prompt.
+func TestPatternThatBacktracks(t *testing.T) {
 	s, err := NewSplitter(`(a+)+b`)
 	require.NoError(t, err)
 	e := encoder(t, Config{Splitters: []*Splitter{s}})
@@ -290,7 +290,7 @@ func TestAPatternThatTriesAllWays(t *testing.T) {
 }
 
 // Issue 12.33: a piece that is twice as long takes about twice the time.
-func TestAPieceCostsAboutItsLength(t *testing.T) {
+func TestPieceCostsAboutItsLength(t *testing.T) {
 	e := encoder(t, Config{})
 	took := func(n int) time.Duration {
 		text, best := strings.Repeat("ab", n/2), time.Hour

@@ -32,7 +32,7 @@ func pieces(t testing.TB, s *Splitter, text string) (all []string) {
 	return all
 }
 
-// Scanning by hand gives the matches of the pattern.
+// The hand-written scanners give the matches of the patterns.
 func TestScannersAreTheirPatterns(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 1))
 	for pattern, s := range scanners {

@@ -59,8 +59,8 @@ func TestCharacters(t *testing.T) {
 	}
 }
 
-// llamaLike makes of one of tiktoken's vocabularies a tokenizer.json as Llama 3's was
-// made: every way to cut a token in two is a merge.
+// llamaLike makes a tokenizer.json from a vocabulary of tiktoken like Llama 3's: every way to cut a token in two
+// is a merge.
 func llamaLike(t testing.TB, c *codec.Codec, size uint, pattern string) []byte {
 	t.Helper()
 	write := func(bytes string) string {
@@ -101,9 +101,9 @@ func llamaLike(t testing.TB, c *codec.Codec, size uint, pattern string) []byte {
 
 const gpt2 = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 
-// A file made of a vocabulary of tiktoken's gives tiktoken's tokens: a model of ranks
-// and one of merges agree, and both decode to the text.
-func TestAFileMadeOfTiktoken(t *testing.T) {
+// A file made from a vocabulary of tiktoken gives tiktoken's tokens: a model of ranks and one of merges agree, and
+// both decode to the text.
+func TestFileMadeFromTiktoken(t *testing.T) {
 	library := codec.NewR50kBase()
 	e, err := Parse(llamaLike(t, library, 50257, gpt2))
 	require.NoError(t, err)
@@ -141,7 +141,7 @@ func small(t testing.TB, part, value string) []byte {
 	return raw
 }
 
-func TestWhatIsRefused(t *testing.T) {
+func TestRefusedFiles(t *testing.T) {
 	for _, v := range []struct{ part, value, want string }{
 		{"normalizer", `{"type":"Lowercase"}`, "normalizer: Lowercase is not supported"},
 		{"normalizer", `{"type":"Replace","pattern":{"Regex":"a"},"content":"b"}`, "Replace with a regular expression"},
@@ -176,7 +176,7 @@ func TestWhatIsRefused(t *testing.T) {
 	require.ErrorContains(t, err, "tokenizer.from: stat testdata/none.json")
 }
 
-func TestAFileIsReadOnceUntilItChanges(t *testing.T) {
+func TestFileIsReadOnceUntilItChanges(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "tokenizer.json")
 	require.NoError(t, os.WriteFile(path, small(t, "normalizer", "null"), 0o600))
 	a, err := Open(path)

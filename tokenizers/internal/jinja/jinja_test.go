@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
-// In the manner of the templates that come with models.
+// A template like those that come with models.
 const template = `{{- bos_token }}
 {% for message in messages %}
     {% if message.role == 'user' and not loop.first and loop.previtem.role == 'user' %}
@@ -98,7 +98,7 @@ func TestOpen(t *testing.T) {
 	require.ErrorContains(t, err, "tokenizer.chat_template: open ")
 }
 
-func TestATemplateReadsNoFiles(t *testing.T) {
+func TestTemplateReadsNoFiles(t *testing.T) {
 	tpl, err := Parse(`{% include "/etc/hostname" %}`, "", "")
 	if err == nil {
 		_, err = tpl.Render(chat)

@@ -49,7 +49,7 @@ func TestUnknownEncoding(t *testing.T) {
 	require.ErrorContains(t, err, `tokenizer.from: "x" is unknown`)
 }
 
-func TestAnEncodingIsBuiltOnce(t *testing.T) {
+func TestEncodingIsBuiltOnce(t *testing.T) {
 	a, err := Open("r50k_base")
 	require.NoError(t, err)
 	b, err := Open("r50k_base")
@@ -71,12 +71,11 @@ func randomText(r *rand.Rand, most int) string {
 	return b.String()
 }
 
-// mixed is what the library cuts otherwise than its own patterns say: line ends beside
-// other blanks.
+// mixed is text that the library cuts differently from its own patterns: line ends next to other blanks.
 var mixed = regexp.MustCompile(`[\r\n][\t \x{00a0}\x{2003}]|[\t \x{00a0}\x{2003}][\r\n]`)
 
-// Our encoding of a text is the library's, and decodes to the text.
-func TestAsTheLibraryDoes(t *testing.T) {
+// The encoding of a text equals the library's, and decodes to the text.
+func TestEqualsTheLibrary(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 3))
 	for _, enc := range encodings {
 		e, err := Open(enc.name)
