@@ -69,6 +69,7 @@ func (p *Page) answer(r *http.Request, q *question) error {
 		ask.Key.Model = q.Model
 	}
 	ask.Deployment, ask.Mode, ask.MaxCandidates = q.Deployment, warmpathv1.PickMode_PICK_MODE_QUERY, maxCandidates
+	ask.Pair = true
 	a, err := p.host.ChooseReplica(call.Context(r.Context()), ask)
 	if err != nil {
 		return err
@@ -87,6 +88,9 @@ func why(a *warmpathv1.ChooseReplicaResponse) string {
 	if n := d.GetPromptTokens(); n > 0 {
 		text += fmt.Sprintf(" The prompt has %s tokens.", count(n))
 	}
+	if p := a.GetPrefill(); p != nil {
+		text += fmt.Sprintf(" %s prefills it: %s.", p.GetId(), a.GetPrefillDecision().GetReason())
+	}
 	if len(a.GetCandidates()) == 0 {
 		return text + " The scores are for trusted principals."
 	}
@@ -94,12 +98,17 @@ func why(a *warmpathv1.ChooseReplicaResponse) string {
 		"the policy may weigh more than that."
 }
 
+// candidates are the rows of an answer; the replica that prefills for another one is the first.
 func candidates(a *warmpathv1.ChooseReplicaResponse) (all []candidate) {
-	top := 0.0
-	for _, c := range a.GetCandidates() {
+	top, from := 0.0, a.GetCandidates()
+	if d := a.GetPrefillDecision(); d != nil && len(from) > 0 {
+		score := d.GetLoad() + float64(d.GetPromptTokens()) - float64(d.GetMatchedTokens())
+		from = append([]*warmpathv1.Candidate{{Replica: a.GetPrefill(), Decision: d, Score: score}}, from...)
+	}
+	for _, c := range from {
 		top = max(top, c.GetScore())
 	}
-	for _, c := range a.GetCandidates() {
+	for _, c := range from {
 		d := c.GetDecision()
 		all = append(all, candidate{
 			Candidate: c, Part: percentage(share(c.GetScore(), top)), Text: count(int(c.GetScore())),

@@ -23,13 +23,17 @@ import (
 type fixed struct {
 	status *warmpathv1.GetStatusResponse
 	err    error
+	answer *warmpathv1.ChooseReplicaResponse // to a request that may be split
 }
 
 func (f *fixed) GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error) {
 	return f.status, f.err
 }
 
-func (f *fixed) ChooseReplica(context.Context, *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+func (f *fixed) ChooseReplica(_ context.Context, q *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
+	if f.answer != nil && q.GetPair() {
+		return f.answer, nil
+	}
 	return nil, status.Error(codes.Unavailable, "<no> replica")
 }
 
@@ -169,6 +173,27 @@ func TestRefusalIsShown(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, w.Code)
 	require.Contains(t, w.Body.String(), `role="alert">&lt;no&gt; replica<`)
 	require.Contains(t, w.Body.String(), `value="&#34;&gt;&lt;b&gt;"`)
+}
+
+// Where a request would be split, both legs are shown, with their scores.
+func TestBothLegsAreShown(t *testing.T) {
+	decode := &warmpathv1.Decision{Policy: "kv_aware", Reason: "decode", MatchedTokens: 5000, PromptTokens: 5000, Load: 70}
+	d := &warmpathv1.ChosenReplica{Id: "d0"}
+	p := newPage(t, &fixed{status: statusAt(1), answer: &warmpathv1.ChooseReplicaResponse{
+		Deployment: "chat", Replica: d, Decision: decode,
+		Candidates: []*warmpathv1.Candidate{{Replica: d, Decision: decode, Score: 70}},
+		Prefill:    &warmpathv1.ChosenReplica{Id: "p0"},
+		PrefillDecision: &warmpathv1.Decision{
+			Policy: "kv_aware", Reason: "kv_cost", MatchedTokens: 4000, PromptTokens: 5000, Load: 30,
+		},
+	}})
+	w := httptest.NewRecorder()
+	r := httptest.NewRequest(http.MethodPost, "/explain", strings.NewReader("prompt=x"))
+	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	p.ServeHTTP(w, r)
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Contains(t, w.Body.String(), "p0 prefills it: kv_cost.")
+	require.Regexp(t, `(?s)>p0</th>.*>4,000</td>.*>1,000</td>.*>30</td>.*<span>1,030</span>.*>d0</th>`, w.Body.String())
 }
 
 func TestNumbers(t *testing.T) {
