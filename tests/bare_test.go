@@ -44,7 +44,7 @@ func TestBareSessions(t *testing.T) {
 	}
 }
 
-func TestBarePromptPolicySaysSoOnce(t *testing.T) {
+func TestBarePromptPolicyIsLoggedOnce(t *testing.T) {
 	var log logged
 	old := slog.Default()
 	slog.SetDefault(log.logger())

@@ -110,8 +110,8 @@ func TestDemoInterrupted(t *testing.T) {
 	require.Empty(t, out.String())
 }
 
-// Issue 12.18: if the load was not sent on time, the result beside the tables says that the run is not valid, and the
-// exit code too.
+// Issue 12.18: if the load was not sent on time, the output beside the tables and the exit code mark the run as not
+// valid.
 func TestDemoThatIsNotValid(t *testing.T) {
 	args := []string{"demo", "--duration", "30ms", "--policies", "round_robin", "--replicas", "1", "--clients", "1", "--speed", "10000", "--load", "0.05"}
 	code, stdout, stderr := command(t, args...)

@@ -19,18 +19,18 @@ import (
 // lookaside records the heartbeats that it gets.
 type lookaside struct {
 	warmpathv1.UnimplementedRoutingServiceServer
-	heard chan *warmpathv1.RegisterRequest
+	got chan *warmpathv1.RegisterRequest
 }
 
 func (l *lookaside) Register(_ context.Context, q *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse, error) {
-	l.heard <- q
+	l.got <- q
 	return &warmpathv1.RegisterResponse{LeaseMs: 60_000, HeartbeatMs: 20_000}, nil
 }
 
 func TestModelServer(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	server, known := grpc.NewServer(), &lookaside{heard: make(chan *warmpathv1.RegisterRequest, 100)}
+	server, known := grpc.NewServer(), &lookaside{got: make(chan *warmpathv1.RegisterRequest, 100)}
 	warmpathv1.RegisterRoutingServiceServer(server, known)
 	go func() { _ = server.Serve(lis) }() // ends with Stop
 	defer server.Stop()
@@ -39,7 +39,7 @@ func TestModelServer(t *testing.T) {
 	defer stop()
 	ended := make(chan error, 1)
 	go func() { ended <- run(ctx, "127.0.0.1:0", lis.Addr().String()) }()
-	q := <-known.heard
+	q := <-known.got
 	require.Equal(t, []string{"numbers"}, q.GetReplica().GetModels())
 	require.EqualValues(t, 8, q.GetReplica().GetMaxOngoingRequests())
 
@@ -62,7 +62,7 @@ func TestModelServer(t *testing.T) {
 	require.Equal(t, []uint32{1, 2, 3}, got)
 
 	stop()
-	require.True(t, (<-known.heard).GetReplica().GetDraining())
+	require.True(t, (<-known.got).GetReplica().GetDraining())
 	require.NoError(t, <-ended)
-	require.True(t, (<-known.heard).GetLeaving())
+	require.True(t, (<-known.got).GetLeaving())
 }
