@@ -216,6 +216,7 @@ func (d *deployment) refleet() bool {
 	if !d.roster.set(d.sources.members()) {
 		return false
 	}
+	d.peers.joined(&d.roster, last)
 	d.conns.setFleet(d.roster.order)
 	d.hosted.Load().take(d.roster.order)
 	d.repoll()

@@ -72,11 +72,13 @@ type peerServer struct {
 	sequence uint64
 	synced   bool              // no sequence is missed
 	filling  bool              // a snapshot is being applied
+	lacks    bool              // it had a replica before this server, which left out what it published of the cache
 	asked    time.Time         // when a snapshot was requested
 	since    time.Time         // when it was met
 	counts   bool              // as a follower
 	at       time.Time         // of its last update
 	ids      map[uint32]string // replicas by its numbers
+	has      map[string]bool   // those that it has had, by id
 	lines    map[string]peerLine
 }
 
@@ -108,10 +110,11 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *pee
 	switch follows := u.GetSequence() == x.sequence+1; {
 	case x.synced && u.GetSequence() <= x.sequence:
 		return nil // it came twice
-	case u.GetSnapshot() == warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST && !(x.synced && follows):
+	case u.GetSnapshot() == warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST && (x.lacks || !x.synced || !follows):
 		p.clear(x)
 		clear(x.ids)
-		x.synced, x.filling = true, true
+		clear(x.has)
+		x.synced, x.filling, x.lacks = true, true, false
 	case !x.synced:
 		return nil
 	case !follows:
@@ -133,7 +136,8 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *pee
 // meet adds a new peer.
 func (p *peers) meet(u *warmpathv1.PeerUpdate, now time.Time) *peerServer {
 	x := &peerServer{
-		origin: u.GetOrigin(), epoch: u.GetEpoch(), ids: make(map[uint32]string), lines: make(map[string]peerLine),
+		origin: u.GetOrigin(), epoch: u.GetEpoch(), ids: make(map[uint32]string), has: make(map[string]bool),
+		lines: make(map[string]peerLine),
 	}
 	x.synced = u.GetSequence() == 1
 	x.since, x.asked = now, now // it sends a snapshot by itself
@@ -146,6 +150,8 @@ func (p *peers) meet(u *warmpathv1.PeerUpdate, now time.Time) *peerServer {
 func (p *peers) enter(x *peerServer, u *warmpathv1.PeerUpdate) {
 	for _, r := range u.GetNamed() {
 		x.ids[r.GetNumber()] = r.GetId()
+		p.moved = p.moved || x.counts && !x.has[r.GetId()]
+		x.has[r.GetId()] = true
 	}
 	ongoing, tokens, cached := u.GetLoads().GetOngoing(), u.GetLoads().GetQueuedTokens(), u.GetCachedTokens()
 	if n := len(u.GetLoads().GetReplicas()); len(ongoing) == n && len(tokens) == n && len(cached) == n {
@@ -212,7 +218,7 @@ func (p *peers) expire(now time.Time) (moved bool) {
 }
 
 // follows reports whether this server follows the KV events of a replica, and sends its cache in snapshots: the first
-// of the live servers in rendezvous order does. Without a lease, no majority is needed.
+// of the live servers that have it, in rendezvous order, does. Without a lease, no majority is needed.
 func (p *peers) follows(id string, now time.Time) bool {
 	if p.bus == nil {
 		return true
@@ -220,11 +226,22 @@ func (p *peers) follows(id string, now time.Time) bool {
 	rank := func(epoch string) uint64 { return xxh3.HashString(epoch + "\x00" + id) }
 	own := rank(p.epoch)
 	for epoch, x := range p.known {
-		if x.counts && rank(epoch) > own {
+		if x.counts && x.has[id] && rank(epoch) > own {
 			return false
 		}
 	}
 	return !now.Before(p.settles)
+}
+
+// joined asks for snapshots where replicas with a number above last have joined that other servers had before, and
+// where most names are those of replicas that have left.
+func (p *peers) joined(of *roster, last uint32) {
+	for _, x := range p.known {
+		x.lacks = x.lacks || len(x.ids) > 2*len(of.order)+maxDepartures
+		for id := range x.has {
+			x.lacks = x.lacks || of.numberOf(id) > last
+		}
+	}
 }
 
 // damped is the load of all peers by id, as the Router here is given it: old load is shrunk to the mean.
@@ -253,7 +270,7 @@ func (p *peers) publish(
 ) {
 	u := &warmpathv1.PeerUpdate{Outcomes: p.outcomes, Config: p.config}
 	for _, x := range p.known {
-		if !x.synced && now.Sub(x.asked) >= joinTime {
+		if (x.lacks || !x.synced) && now.Sub(x.asked) >= joinTime {
 			x.asked = now
 			u.Wants = append(u.Wants, x.epoch)
 		}
@@ -262,8 +279,8 @@ func (p *peers) publish(
 	u.Routes = numbered(p.routes.Take(), of)
 	beats := p.heartbeats
 	p.outcomes, p.heartbeats = nil, nil
-	if len(u.Wants)+len(u.GetLoads().GetReplicas())+len(u.Outcomes)+len(u.Routes)+len(beats)+len(changes) > 0 ||
-		now.Sub(p.last) >= aliveInterval {
+	news := len(u.Wants) + len(u.Named) + len(u.GetLoads().GetReplicas()) + len(u.Outcomes) + len(u.Routes)
+	if news+len(beats)+len(changes) > 0 || now.Sub(p.last) >= aliveInterval {
 		p.send(u, now)
 	}
 	for _, u := range append(beatsOf(beats), changes...) {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -362,6 +363,55 @@ func TestClusterFollowsEventsOnce(t *testing.T) {
 	for _, d := range c.servers {
 		require.Equal(t, 4, d.hosted.Load().index.size(), "nothing is kept of replicas that have left")
 	}
+}
+
+// A replica that one server has before the others, as targets are resolved at other times, is followed by that one. If
+// it still is once the others have it, they are sent its cache; else another one asks the engine.
+func TestClusterReplicaOfOneServer(t *testing.T) {
+	stays := 0
+	for first := range 3 {
+		c := newCluster(t, 3, clustered)
+		c.ticks(25)
+		add := func(i int) {
+			c.servers[i].update(func(x *sources) bool {
+				x.config.Replicas = append(slices.Clone(x.config.Replicas), policy.Attributes{ID: "d", Address: "10.0.0.4:1"})
+				return true
+			})
+			c.ticks(15)
+		}
+		followers := func() (all []int) {
+			for i, d := range c.servers {
+				if (*d.hosted.Load().followed.Load())["d"] {
+					all = append(all, i)
+				}
+			}
+			return all
+		}
+		add(first)
+		require.Equal(t, []int{first}, followers())
+		c.servers[first].hosted.Load().changed([]policy.CacheChange{{
+			Replica: "d", BlockTokens: policy.SuperblockTokens, Stored: []uint64{1, 2, 3},
+		}})
+		c.ticks(1)
+		for i := 1; i < 3; i++ {
+			add((first + i) % 3)
+			require.Len(t, followers(), 1)
+		}
+		if followers()[0] == first {
+			stays++
+			for _, d := range c.servers {
+				require.Equal(t, 3, d.hosted.Load().index.size())
+				require.Zero(t, d.clusterStatus().GetGaps())
+			}
+		}
+		number := c.servers[0].roster.numberOf("d") // of the same place in each roster
+		c.client(first, "client").holds(t, 1, map[uint32]replicaLoad{number: {3, 700}})
+		c.ticks(2)
+		for _, d := range c.servers {
+			require.Equal(t, map[string]replicaLoad{"d": {3, 700}}, shown(d, exactView))
+		}
+	}
+	require.Equal(t, 1, stays)
 }
 
 // Routes that a server's clients report, or that it picks, are in every server's prediction.

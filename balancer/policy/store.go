@@ -37,7 +37,7 @@ type Store interface {
 	// Get returns a value, or ErrNotFound.
 	Get(ctx context.Context, key string) (Entry, error)
 	// Set writes a value, whatever was there, and returns its version. A ttl that is not positive, or longer than a
-	// day, is a day.
+	// day, is a day. Where several servers share a store, it is rounded up to whole seconds.
 	Set(ctx context.Context, key string, value []byte, ttl time.Duration) (version uint64, err error)
 	// CompareAndSet writes a value if the one there has this version, 0 = there is none; else it returns ErrConflict.
 	CompareAndSet(ctx context.Context, key string, version uint64, value []byte, ttl time.Duration) (uint64, error)

@@ -56,6 +56,9 @@ func (c *Config) Validate() error {
 	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
 		return fmt.Errorf("listen: %q is not host:port", c.Listen)
 	}
+	if len(c.Routes) == 0 {
+		return errors.New("routes: want nats://host:port of another server, or of all")
+	}
 	for i, r := range c.Routes {
 		if u, err := url.Parse(r); err != nil || u.Port() == "" {
 			return fmt.Errorf("routes[%d]: want nats://host:port", i)

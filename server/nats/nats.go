@@ -47,6 +47,7 @@ type bus struct {
 	log    *slog.Logger
 	unsent chan message
 	ended  chan struct{} // closed when all is sent
+	cause  string        // why NATS cannot be reached; of the callbacks, which one goroutine calls
 }
 
 type message struct {
@@ -63,13 +64,9 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 		nats.ReconnectWait(200 * time.Millisecond), nats.ReconnectJitter(100*time.Millisecond, 100*time.Millisecond),
 		nats.ReconnectBufSize(-1), nats.NoEcho(), nats.Timeout(time.Second), nats.FlusherTimeout(time.Second),
 		nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(2),
-		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
-			log.Warn("warmpath: NATS cannot be reached; what is known of the other servers stays", "error", err)
-		}),
-		nats.ReconnectHandler(func(*nats.Conn) { log.Info("warmpath: NATS is reached again") }),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
-			log.Warn("warmpath: NATS drops messages", "error", err) // the gap is found by the sequence
-		}),
+		nats.IgnoreAuthErrorAbort(), // credentials are read for each connection: what is refused now need not stay so
+		nats.DisconnectErrHandler(b.lost), nats.ReconnectErrHandler(b.lost), nats.ErrorHandler(b.failed),
+		nats.ConnectHandler(b.reached), nats.ReconnectHandler(b.reached),
 	}
 	if c.Creds != "" {
 		options = append(options, nats.UserCredentials(c.Creds))
@@ -93,6 +90,28 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 	return b, nil
 }
 
+// lost logs why NATS cannot be reached, each cause once.
+func (b *bus) lost(_ *nats.Conn, err error) {
+	if err != nil && err.Error() != b.cause {
+		b.cause = err.Error()
+		b.log.Warn("warmpath: NATS cannot be reached; the state of the other servers stays", "error", err)
+	}
+}
+
+func (b *bus) reached(*nats.Conn) {
+	b.cause = ""
+	b.log.Info("warmpath: NATS is reached")
+}
+
+// failed logs an error of a subscription, or of the connection.
+func (b *bus) failed(c *nats.Conn, of *nats.Subscription, err error) {
+	if of == nil {
+		b.lost(c, err)
+		return
+	}
+	b.log.Warn("warmpath: NATS drops messages", "error", err) // the gap is found by the sequence
+}
+
 // start starts the embedded NATS, and returns the password of its one user.
 func (b *bus) start(c *cluster.Config) (password string, err error) {
 	o, err := embedded(c)
@@ -106,9 +125,7 @@ func (b *bus) start(c *cluster.Config) (password string, err error) {
 	if b.embed, err = natsserver.NewServer(o); err != nil {
 		return "", errors.Join(err, os.RemoveAll(b.dir))
 	}
-	if len(c.Routes) > 0 {
-		b.copies = 3
-	}
+	b.copies = 3
 	b.embed.SetLoggerV2(logger{b.log}, false, false, false)
 	go b.embed.Start()
 	if !b.embed.ReadyForConnections(startTime) {

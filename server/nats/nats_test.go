@@ -3,17 +3,11 @@ package nats_test
 import (
 	"bytes"
 	"context"
-	"crypto/ed25519"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/big"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -211,19 +205,30 @@ func TestEmbedded(t *testing.T) {
 	require.Len(t, c.deployment(t).GetReplicas(), 3, "what registered with it stays for its lease")
 }
 
-// A store has the semantics of the one in memory, and the servers share it.
-func TestStore(t *testing.T) {
-	at := ports(t, 3)
-	ctx := soon(t)
-	all := make([]cluster.Bus, 3)
-	for i := range all {
+// openStores returns the store of each server of a cluster, and what ends them all.
+func openStores(t testing.TB, at []int) (all []policy.Store, end func()) {
+	t.Helper()
+	var buses []cluster.Bus
+	for i := range at {
 		c, err := server.ParseConfig([]byte(embedded(at, i)))
 		require.NoError(t, err)
-		all[i], err = cluster.Open(c.Cluster, slog.New(slog.DiscardHandler))
+		b, err := cluster.Open(c.Cluster, slog.New(slog.DiscardHandler))
 		require.NoError(t, err)
-		defer all[i].Close()
+		buses, all = append(buses, b), append(all, b.Store("chat"))
 	}
-	x, y := all[0].Store("chat"), all[1].Store("chat")
+	return all, func() {
+		for _, b := range buses {
+			b.Close()
+		}
+	}
+}
+
+// A store has the semantics of the one in memory, and the servers share it.
+func TestStore(t *testing.T) {
+	ctx := soon(t)
+	all, end := openStores(t, ports(t, 3))
+	defer end()
+	x, y := all[0], all[1]
 	var first uint64
 	require.Eventually(t, func() (ok bool) { // the servers of NATS elect a leader first
 		var err error
@@ -268,7 +273,7 @@ func TestStore(t *testing.T) {
 	var unsure atomic.Int64 // writes that got no answer in time: they may have been made
 	for i := range 3 {
 		counted.Go(func() {
-			s := all[i].Store("chat")
+			s := all[i]
 			for n := 0; n < 20 && ctx.Err() == nil; {
 				e, err := s.Get(ctx, "n")
 				if err != nil && !errors.Is(err, policy.ErrNotFound) {
@@ -295,67 +300,35 @@ func TestStore(t *testing.T) {
 	require.LessOrEqual(t, count, 60+int(unsure.Load()))
 }
 
+// Versions go on rising where all servers were restarted: one of before is not that of another value.
+func TestStoreAfterARestart(t *testing.T) {
+	at, last := ports(t, 3), uint64(0)
+	for range 2 {
+		all, end := openStores(t, at)
+		var version uint64
+		require.Eventually(t, func() (ok bool) { // the servers of NATS elect a leader first
+			var err error
+			version, err = all[0].Set(soon(t), "k", nil, time.Minute)
+			return err == nil
+		}, time.Minute, 50*time.Millisecond)
+		require.Greater(t, version, last)
+		last = version
+		end()
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for text, want := range map[string]string{
 		"cluster: {routes: ['nats://h:1']}":                                 "cluster.listen: not set",
 		"cluster: {url: x, listen: '127.0.0.1:1'}":                          "cluster.url: not with listen",
 		"cluster: {listen: '127.0.0.1'}":                                    "cluster.listen",
 		"cluster: {listen: '127.0.0.1:1', routes: [host]}":                  "cluster.routes[0]",
-		"cluster: {listen: '0.0.0.0:6222'}":                                 "allow_plaintext",
+		"cluster: {listen: '127.0.0.1:6222'}":                               "cluster.routes: want",
+		"cluster: {listen: '0.0.0.0:6222', routes: ['nats://h:1']}":         "allow_plaintext",
 		"cluster: {listen: '127.0.0.1:6222', creds: f}":                     "cluster.creds",
 		"cluster: {listen: '127.0.0.1:6222', routes: ['nats://h:1'], x: 1}": "x",
 	} {
 		_, err := server.ParseConfig([]byte(text + deployments))
 		require.ErrorContains(t, err, want, text)
 	}
-}
-
-// certificates writes an authority, and a pair that it has signed for the loopback, into a directory.
-func certificates(t testing.TB) (dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	write := func(name, kind string, der []byte) {
-		require.NoError(t, os.WriteFile(filepath.Join(dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-	}
-	public, private, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, c, public, private)
-	require.NoError(t, err)
-	key, err := x509.MarshalPKCS8PrivateKey(private)
-	require.NoError(t, err)
-	write("ca.pem", "CERTIFICATE", der)
-	write("cert.pem", "CERTIFICATE", der)
-	write("key.pem", "PRIVATE KEY", key)
-	return dir
-}
-
-// With TLS servers connect to each other, and a server with a certificate of another authority, or without one, is
-// refused.
-func TestRouteTLS(t *testing.T) {
-	ours, theirs, at := certificates(t), certificates(t), ports(t, 4)
-	secured := func(i int, dir string) string {
-		files := fmt.Sprintf("tls: {ca: %[1]s/ca.pem, cert: %[1]s/cert.pem, key: %[1]s/key.pem}, routes:", dir)
-		return strings.Replace(embedded(at, i), "routes:", files, 1)
-	}
-	a, b := start(t, secured(0, ours)), start(t, secured(1, ours))
-	other, plain := start(t, secured(2, theirs)), start(t, embedded(at, 3))
-	a.agrees(t, 1)
-	b.agrees(t, 1)
-	for _, n := range []*node{other, plain} {
-		require.Eventually(t, func() bool { return strings.Contains(n.logs.String(), "nats: ") }, time.Minute, 5*time.Millisecond)
-		n.agrees(t, 0)
-	}
-	a.agrees(t, 1)
-
-	c, err := server.ParseConfig([]byte(secured(0, filepath.Join(ours, "missing"))))
-	require.NoError(t, err)
-	_, err = server.New(c, server.Options{})
-	require.ErrorContains(t, err, "cluster.tls.ca: open ")
-	_, err = server.ParseConfig([]byte(strings.Replace(embedded(at, 0), "routes:", "tls: {ca: x}, routes:", 1)))
-	require.ErrorContains(t, err, "cluster.tls: want all of ca, cert and key")
 }

@@ -5,11 +5,9 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
-	"strconv"
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -17,7 +15,8 @@ import (
 )
 
 // store is a [policy.Store] in a JetStream key-value bucket in memory: the version of an entry is its sequence, and the
-// bucket removes it after its TTL. It needs a majority of the servers; routing does not.
+// bucket removes it after its TTL, whatever the clocks of the servers show. It needs a majority of the servers; routing
+// does not.
 type store struct {
 	js     jetstream.JetStream
 	config jetstream.StreamConfig
@@ -31,8 +30,6 @@ const (
 	storeBytes = 16 << 20
 	// storeTime bounds a call: without a majority of the servers there is no answer.
 	storeTime = 2 * time.Second
-	// until is the header with the end of an entry, in milliseconds since 1970: JetStream counts whole seconds.
-	until = "Warmpath-Until"
 )
 
 func newStore(js jetstream.JetStream, name string, copies int) *store {
@@ -60,10 +57,15 @@ func (s *store) bucket(ctx context.Context) (jetstream.Stream, error) {
 	}
 	stream, err := s.js.Stream(ctx, s.config.Name)
 	if errors.Is(err, jetstream.ErrStreamNotFound) {
-		stream, err = s.js.CreateStream(ctx, s.config)
-		for c := s.config; err != nil && c.Replicas > 1 && ctx.Err() == nil; { // there are fewer servers
-			c.Replicas--
+		c := s.config
+		c.FirstSeq = uint64(time.Now().UnixNano()) // a bucket that was made before gave lower versions
+		stream, err = s.js.CreateStream(ctx, c)
+		for err != nil && !errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) && c.Replicas > 1 && ctx.Err() == nil {
+			c.Replicas-- // there are fewer servers
 			stream, err = s.js.CreateStream(ctx, c)
+		}
+		if errors.Is(err, jetstream.ErrStreamNameAlreadyInUse) { // another server was first
+			stream, err = s.js.Stream(ctx, c.Name)
 		}
 	}
 	if err == nil {
@@ -74,34 +76,25 @@ func (s *store) bucket(ctx context.Context) (jetstream.Stream, error) {
 
 // Get implements [policy.Store].
 func (s *store) Get(ctx context.Context, key string) (policy.Entry, error) {
-	e, _, err := s.last(ctx, key)
-	return e, err
-}
-
-// last returns the entry of a key, and the sequence of what is stored there, 0 if nothing is.
-func (s *store) last(ctx context.Context, key string) (policy.Entry, uint64, error) {
 	if sharedstore.Check(key, nil) != nil {
-		return policy.Entry{}, 0, policy.ErrNotFound
+		return policy.Entry{}, policy.ErrNotFound
 	}
 	ctx, cancel := context.WithTimeout(ctx, storeTime)
 	defer cancel()
 	stream, err := s.bucket(ctx)
 	if err != nil {
-		return policy.Entry{}, 0, err
+		return policy.Entry{}, err
 	}
 	m, err := stream.GetLastMsgForSubject(ctx, s.subject(key))
 	if errors.Is(err, jetstream.ErrMsgNotFound) {
-		return policy.Entry{}, 0, policy.ErrNotFound
+		return policy.Entry{}, policy.ErrNotFound
 	}
 	if err != nil {
-		return policy.Entry{}, 0, err
+		return policy.Entry{}, err
 	}
-	ms, _ := strconv.ParseInt(m.Header.Get(until), 10, 64)
-	ttl := time.Until(time.UnixMilli(ms))
-	if ttl <= 0 {
-		return policy.Entry{}, m.Sequence, policy.ErrNotFound
-	}
-	return policy.Entry{Value: m.Data, Version: m.Sequence, TTL: ttl}, m.Sequence, nil
+	ttl, err := time.ParseDuration(m.Header.Get(jetstream.MsgTTLHeader))
+	left := ttl - max(time.Since(m.Time), 0)
+	return policy.Entry{Value: m.Data, Version: m.Sequence, TTL: max(left, 1)}, err
 }
 
 // Set implements [policy.Store].
@@ -113,14 +106,7 @@ func (s *store) Set(ctx context.Context, key string, value []byte, ttl time.Dura
 func (s *store) CompareAndSet(
 	ctx context.Context, key string, version uint64, value []byte, ttl time.Duration,
 ) (uint64, error) {
-	e, stored, err := s.last(ctx, key)
-	if err != nil && !errors.Is(err, policy.ErrNotFound) {
-		return 0, err
-	}
-	if e.Version != version {
-		return 0, policy.ErrConflict
-	}
-	return s.write(ctx, key, value, ttl, jetstream.WithExpectLastSequencePerSubject(stored))
+	return s.write(ctx, key, value, ttl, jetstream.WithExpectLastSequencePerSubject(version))
 }
 
 func (s *store) write(
@@ -135,11 +121,9 @@ func (s *store) write(
 		return 0, err
 	}
 	ttl = min(cmp.Or(max(ttl, 0), sharedstore.MaxTTL), sharedstore.MaxTTL)
-	m := nats.NewMsg(s.subject(key))
-	m.Data = value
-	m.Header.Set(until, strconv.FormatInt(time.Now().Add(ttl).UnixMilli(), 10))
-	o = append(o, jetstream.WithMsgTTL(max(ttl, time.Second)), jetstream.WithRetryAttempts(0))
-	ack, err := s.js.PublishMsg(ctx, m, o...)
+	ttl = (ttl + time.Second - 1).Truncate(time.Second) // JetStream has whole seconds
+	o = append(o, jetstream.WithMsgTTL(ttl), jetstream.WithRetryAttempts(0))
+	ack, err := s.js.Publish(ctx, s.subject(key), value, o...)
 	var api *jetstream.APIError
 	if errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
 		return 0, policy.ErrConflict
