@@ -214,10 +214,12 @@ func startEngineFleet(t testing.TB, e *legEngine, n int) *engineFleet {
 	var all []policy.Attributes
 	for i := range n {
 		for role, a := range map[string]policy.Attributes{
-			"p": {Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"}, "d": {Role: policy.RoleDecode, Weight: 1},
+			"p": {Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"},
+			"d": {Role: policy.RoleDecode, Weight: 1},
 		} {
 			var stop func()
-			a.Address, stop = serveUnknown(t, func(s grpc.ServerStream) error { return f.serve(role, s, stop) })
+			handler := grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { return f.serve(role, s, stop) })
+			a.Address, stop = serveLegs(t, func(*grpc.Server) {}, handler)
 			a.ID = fmt.Sprint(role, i)
 			all = append(all, a)
 		}
@@ -234,22 +236,6 @@ func startEngineFleet(t testing.TB, e *legEngine, n int) *engineFleet {
 		return len(seen) == 2*n
 	})
 	return f
-}
-
-// serveUnknown serves any method until the test ends, or stop.
-func serveUnknown(t testing.TB, handle func(grpc.ServerStream) error) (addr string, stop func()) {
-	l, done := listenLoopback(t), make(chan struct{})
-	s := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { return handle(s) }))
-	go func() {
-		defer close(done)
-		_ = s.Serve(l)
-	}()
-	stop = sync.OnceFunc(func() {
-		s.Stop()
-		<-done
-	})
-	t.Cleanup(stop)
-	return l.Addr().String(), stop
 }
 
 // message builds a message of text.

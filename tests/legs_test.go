@@ -42,9 +42,9 @@ func startLegReplica(t testing.TB, id string) *legReplica {
 }
 
 // serveLegs serves until the test ends, or stop.
-func serveLegs(t testing.TB, register func(*grpc.Server)) (addr string, stop func()) {
+func serveLegs(t testing.TB, register func(*grpc.Server), opts ...grpc.ServerOption) (addr string, stop func()) {
 	t.Helper()
-	l, s, done := listenLoopback(t), grpc.NewServer(), make(chan struct{})
+	l, s, done := listenLoopback(t), grpc.NewServer(opts...), make(chan struct{})
 	register(s)
 	go func() {
 		defer close(done)
