@@ -92,7 +92,8 @@ func timed(b *testing.B, call func(i int) error) {
 	b.ReportMetric(float64(all[len(all)*99/100].Nanoseconds()), "p99-ns")
 }
 
-// 16 replicas, 512 hashes a request, an index that holds the prompts, KV events arriving; beside an echo of the same request.
+// 16 replicas, 512 hashes a request, an index that holds the prompts, KV events arriving; next to an echo of the same
+// request.
 func BenchmarkChoose(b *testing.B) {
 	c := parse(b, manyReplicas(16))
 	s, err := New(c, Options{Logger: discard})

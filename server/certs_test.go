@@ -180,13 +180,13 @@ principals:
 		creds credentials.TransportCredentials
 		want  codes.Code
 	}{
-		"by its URI":                {a.client(t, spiffe(a)...), codes.OK},
-		"by its common name":        {a.client(t, named("gateway")...), codes.OK},
-		"unknown subject":           {a.client(t, named("stranger")...), codes.Unauthenticated},
-		"no certificate":            {a.client(t), codes.Unavailable},
-		"of another authority":      {a.client(t, spiffe(other)...), codes.Unavailable},
-		"the server's is not known": {other.client(t, spiffe(a)...), codes.Unavailable},
-		"plaintext":                 {insecure.NewCredentials(), codes.Unavailable},
+		"by its URI":           {a.client(t, spiffe(a)...), codes.OK},
+		"by its common name":   {a.client(t, named("gateway")...), codes.OK},
+		"unknown subject":      {a.client(t, named("unknown")...), codes.Unauthenticated},
+		"no certificate":       {a.client(t), codes.Unavailable},
+		"of another authority": {a.client(t, spiffe(other)...), codes.Unavailable},
+		"unknown server":       {other.client(t, spiffe(a)...), codes.Unavailable},
+		"plaintext":            {insecure.NewCredentials(), codes.Unavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
 			err := ask(t, f.as(t, tt.creds, ""))

@@ -209,7 +209,7 @@ deployments:
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
-		d.round(t, nil) // so that it is connected anew
+		d.round(t, nil) // so that it is connected again
 		d.round(t, d.unregistered())
 		return len(d.round(t, d.unregistered())) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")

@@ -70,7 +70,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// A health watch follows deployments that are added or removed and the permissions of its caller. It does not hold up a
+// A health watch follows deployments that are added or removed and the permissions of its caller. It does not delay a
 // shutdown.
 func TestHealthWatch(t *testing.T) {
 	f := startTenants(t)

@@ -21,7 +21,7 @@ func TestConnectionsAreBounded(t *testing.T) {
 		t.Cleanup(func() { _ = c.Close() })
 		return c
 	}
-	served := func(c net.Conn) bool { // the server speaks first, unless it hangs up
+	served := func(c net.Conn) bool { // the server sends first, unless it closes
 		require.NoError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
 		_, err := io.ReadFull(c, make([]byte, 9))
 		return err == nil

@@ -171,7 +171,7 @@ func TestEveryMethodAsks(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What others have asked is shown to trusted principals only.
+// The requests of others are shown to trusted principals only.
 func TestMatchesAreForTheTrusted(t *testing.T) {
 	f := startTenants(t)
 	request := &warmpathv1.ChooseReplicaRequest{Deployment: "chat", Key: hashed(64, 16, 0), Mode: warmpathv1.PickMode_PICK_MODE_COUNT}

@@ -141,7 +141,7 @@ func TestRoutesAreBounded(t *testing.T) {
 		silent(map[string]cacheOf{"a": {tokens: 10 * policy.SuperblockTokens, instance: instance}})
 	}
 	life("one")
-	require.Len(t, held, 10, "its instance was not known")
+	require.Len(t, held, 10, "its instance was unknown")
 	life("two")
 	require.Empty(t, held, "a restarted replica is cold")
 	take([]router.Route{{Replica: "a", Superblocks: long}})

@@ -158,7 +158,7 @@ func TestDecisionsAreBounded(t *testing.T) {
 	require.EqualValues(t, 9*maxKinds, all[0].GetCount())
 }
 
-// The status has the evidence against a replica, from checks and from calls, with its time and cause, while it stands.
+// The status has the evidence against a replica, from checks and from calls, with its time and cause, while it lasts.
 func TestStatusHasTheEvidence(t *testing.T) {
 	f := start(t, strings.Replace(fourReplicas, "deployments:", "load_interval: 10s\ndeployments:", 1))
 	d := f.deployment("chat")

@@ -120,7 +120,7 @@ func TestMatchesAreHiddenFromTheUntrusted(t *testing.T) {
 	}
 }
 
-// A watcher that is not trusted any more begins anew with the load as it may see it, and the other way round.
+// A watcher that is no longer trusted gets a snapshot of the load as it may see it, and the other way round.
 func TestLoadAfterAChangeOfTrust(t *testing.T) {
 	f := watched(t, "{prefix_cache_affinity: {}}", true)
 	d := f.deployment("chat")

@@ -135,7 +135,7 @@ func TestWatch(t *testing.T) {
 	f.tick("chat")
 	require.Equal(t, map[uint32]replicaLoad{2: {1, 50}}, columns(one.next().GetLoad().GetLoads()))
 
-	// The load of a silent client is stale, then forgotten.
+	// The load of a silent client is stale, then dropped.
 	f.clock.advance(3 * time.Second)
 	f.tick("chat")
 	l := one.next().GetLoad()

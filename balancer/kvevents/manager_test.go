@@ -69,7 +69,7 @@ func TestManagerFollowsTheFleet(t *testing.T) {
 
 	m.SetFleet([]policy.Attributes{at("a", b)})
 	c := got.wait(t)
-	require.True(t, c.Cleared, "what came from the old source is forgotten before the new one begins")
+	require.True(t, c.Cleared, "the events of the old source are cleared before the new one starts")
 	require.Equal(t, "a", c.Replica)
 	require.Equal(t, chained(ids(1, 1)), got.wait(t).Stored)
 	m.SetFleet(nil)

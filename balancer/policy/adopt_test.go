@@ -138,7 +138,7 @@ func TestShadowPolicy(t *testing.T) {
 		q := &policy.Request{}
 		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 1600)})
 		d := ask(t, r, q)
-		require.Equal(t, policy.ReasonRoundRobin, d.Reason, "the shadow was obeyed")
+		require.Equal(t, policy.ReasonRoundRobin, d.Reason, "the shadow has no effect")
 		name, shadow, cached, ok := router.Shadow(q)
 		require.Equal(t, "prefix_cache_affinity", name)
 		require.True(t, ok)

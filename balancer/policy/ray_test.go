@@ -7,21 +7,21 @@ package policy_test
 //	case                                             why there is no test
 //	RR: kwargs are ignored                           a config with an unknown field is refused instead: TestParseConfigRefuses
 //	RR: 0 routing tasks after teardown               there are no tasks: the call picks; no pending request is tested
-//	CH: 0 <= hash < 2^64                             the type says so
+//	CH: 0 <= hash < 2^64                             by its type
 //	CH: num_virtual_nodes "many"                     the parser refuses it: TestParseConfigRefuses
 //	CH: backoff of 999 s, one task in backoff,       nothing backs off: a request waits in the queue and a release serves it at
 //	    still pending 100 ms after the drain         once, which TestRayAllFullWaitsForThePrimary holds
-//	CH: all full is not done in 20 ms                tested without time: the request stands in the queue
+//	CH: all full is not done in 20 ms                tested without time: the request is in the queue
 //	CH: a burst resolves within 2 s                  tested without time, in a synctest bubble
 //	CH: pending nil returns all candidates           there is no choice without a request
 //	Pow2: without replicas the request stays         ErrNotConnected: a gRPC host hands the request to gRPC, which alone can
 //	      pending                                    wake a connection
 //	Pow2: locality retries do not sleep              the tiers are walked within one pick; their order is tested
-//	Pow2: i+2 probes, entries added from probes,     nothing is probed: the book counts own bookings; 3, 2, 1, 0 and never
+//	Pow2: i+2 probes, entries added from probes,     nothing is probed: a Router counts its reservations; 3, 2, 1, 0 and never
 //	      full entries probed again, deadlines by    below is tested
 //	      backoff_index 0/10/2048, expired entries
 //	Pow2: a died replica gets 0 probes in 10 picks   tested as 0 picks
-//	Pow2: matching timeout of multiplexed models     the tiers are walked at once; a full holder gives way without a wait
+//	Pow2: matching timeout of multiplexed models     the tiers are walked at once; a full holder is skipped without a wait
 //	Prefix: probes, lookups per request, event-loop  prefixaffinity has its own tests of results; it neither probes nor runs
 //	        gaps, eviction intervals                 a loop
 //	PrefixTree: splits, LRU lists, tenant counts     kvindex is no tree; its tests are on what other indexes of prefixes get wrong

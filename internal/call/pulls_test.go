@@ -38,7 +38,7 @@ func TestPulls(t *testing.T) {
 		"left":             {change: func(*router.Member) bool { return false }},
 		"draining":         {change: func(m *router.Member) bool { m.Draining = true; return true }, stays: true},
 		"elsewhere":        {change: func(m *router.Member) bool { m.Address = "d:2"; return true }},
-		"started anew":     {change: func(m *router.Member) bool { m.Instance = "2"; return true }},
+		"restarted":        {change: func(m *router.Member) bool { m.Instance = "2"; return true }},
 		"not connected":    {down: true, stays: true},
 		"another capacity": {change: func(m *router.Member) bool { m.MaxOngoing = 7; return true }, taken: true},
 	} {

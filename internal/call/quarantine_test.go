@@ -31,7 +31,7 @@ func TestQuarantineTakesTwoReplicas(t *testing.T) {
 	require.Equal(t, []string{"a", "b"}, names(q.refuses(1, now.Add(30*time.Second), ttl)))
 	require.Empty(t, q.refuses(2, now, ttl), "another prompt")
 
-	require.Empty(t, q.refuses(1, now.Add(ttl), ttl), "the older is forgotten")
+	require.Empty(t, q.refuses(1, now.Add(ttl), ttl), "the older break is dropped")
 	require.Len(t, q.broken(1, "c", now.Add(ttl)), 2, "and one more is enough")
 	require.Empty(t, q.refuses(1, now.Add(3*ttl), ttl))
 	require.Zero(t, q.held.Load())
@@ -77,13 +77,13 @@ func TestQuarantineOfOneCause(t *testing.T) {
 		breaks    []breakage
 		convicted bool
 	}{
-		"two connections at once":                   {breaks: []breakage{at(1, "a", 0, 0), at(1, "b", 0, 5*time.Millisecond)}},
-		"one after the other":                       {convicted: true, breaks: []breakage{at(1, "a", 0, 0), at(1, "b", 1, 5*time.Millisecond)}},
-		"both under way, one breaks later":          {convicted: true, breaks: []breakage{at(1, "a", 0, 0), at(1, "b", 0, together)}},
-		"twice on one replica":                      {convicted: true, breaks: []breakage{at(1, "a", 0, 0), at(1, "a", 0, 0), at(1, "b", 2, 0)}},
-		"beside another prompt, which breaks first": {breaks: []breakage{at(2, "a", 0, 0), at(1, "a", 0, 0), at(1, "b", 2, 0)}},
-		"beside another prompt, which breaks last":  {breaks: []breakage{at(1, "a", 0, 0), at(2, "a", 0, 0), at(1, "b", 2, 0)}},
-		"beside a call that was answered":           {breaks: []breakage{at(1, "a", 0, 0), at(0, "a", 0, 0), at(1, "b", 2, 0)}},
+		"two connections at once":            {breaks: []breakage{at(1, "a", 0, 0), at(1, "b", 0, 5*time.Millisecond)}},
+		"one after the other":                {convicted: true, breaks: []breakage{at(1, "a", 0, 0), at(1, "b", 1, 5*time.Millisecond)}},
+		"both under way, one breaks later":   {convicted: true, breaks: []breakage{at(1, "a", 0, 0), at(1, "b", 0, together)}},
+		"twice on one replica":               {convicted: true, breaks: []breakage{at(1, "a", 0, 0), at(1, "a", 0, 0), at(1, "b", 2, 0)}},
+		"another prompt, which breaks first": {breaks: []breakage{at(2, "a", 0, 0), at(1, "a", 0, 0), at(1, "b", 2, 0)}},
+		"another prompt, which breaks last":  {breaks: []breakage{at(1, "a", 0, 0), at(2, "a", 0, 0), at(1, "b", 2, 0)}},
+		"a call that was answered":           {breaks: []breakage{at(1, "a", 0, 0), at(0, "a", 0, 0), at(1, "b", 2, 0)}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var q quarantine

@@ -100,7 +100,7 @@ func TestTiersAreCumulative(t *testing.T) {
 	}
 	x.take(store(0, ids(0, 2), 1, 2))
 	requireChanges(t, x.take(on("CPU", Event{Kind: Stored, Hashes: []uint64{2, 77}})), host(nil, h[:2]))
-	require.Equal(t, int64(1), x.stream.counts.Orphaned, "77 is not known")
+	require.Equal(t, int64(1), x.stream.counts.Orphaned, "77 is unknown")
 	requireChanges(t, x.take(remove(1, 2)), gpu(h[:2], nil), host(h[:1], nil))
 	requireChanges(t, x.take(store(2, ids(2, 1), 3)), gpu(nil, h[2:]), host(nil, h[2:]))
 	requireChanges(t, x.take(on("CPU", remove(2))), host(h[1:2], nil))

@@ -161,7 +161,7 @@ func BenchmarkMemory(b *testing.B) {
 	}
 }
 
-// TestFootprint holds at any number of blocks, whichever way the growth of the shards stands.
+// TestFootprint bounds the bytes per block at any number of blocks, whatever the growth of the shards.
 func TestFootprint(t *testing.T) {
 	if race.Enabled {
 		t.Skip("one goroutine, a million blocks")

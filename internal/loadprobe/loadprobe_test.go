@@ -20,24 +20,24 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Many requests that ask at once make one probe, and its answer serves those of the next 100 ms.
+// Many requests that probe at once make one probe, and its answer serves those of the next 100 ms.
 func TestAnswersAreShared(t *testing.T) {
 	s, now := new(State), time.Unix(1000, 0)
-	answered, asks := s.Begin(now)
-	require.True(t, asks)
+	answered, first := s.Begin(now)
+	require.True(t, first)
 	for range 10 {
-		same, asks := s.Begin(now.Add(MaxWait))
-		require.False(t, asks)
+		same, first := s.Begin(now.Add(MaxWait))
+		require.False(t, first)
 		require.Equal(t, answered, same)
 	}
 	require.False(t, s.End(now.Add(MaxWait), nil))
 	<-answered
 	now = now.Add(MaxWait)
-	fresh, asks := s.Begin(now.Add(Fresh - 1))
-	require.False(t, asks)
+	fresh, first := s.Begin(now.Add(Fresh - 1))
+	require.False(t, first)
 	require.Nil(t, fresh)
-	answered, asks = s.Begin(now.Add(Fresh))
-	require.True(t, asks)
+	answered, first = s.Begin(now.Add(Fresh))
+	require.True(t, first)
 	require.NotNil(t, answered)
 }
 
@@ -45,34 +45,34 @@ func TestAnswersAreShared(t *testing.T) {
 func TestLateAnswers(t *testing.T) {
 	s, now := new(State), time.Unix(1000, 0)
 	for i, took := range []time.Duration{MaxWait + 1, time.Second, 0, 0} {
-		answered, asks := s.Begin(now)
-		require.True(t, asks)
+		answered, first := s.Begin(now)
+		require.True(t, first)
 		require.Equal(t, i == 0 || i == 3, answered != nil, i)
-		late, asks := s.Begin(now.Add(MaxWait + 1))
-		require.False(t, asks)
+		late, first := s.Begin(now.Add(MaxWait + 1))
+		require.False(t, first)
 		require.Nil(t, late)
 		s.End(now.Add(took), nil)
 		now = now.Add(took + Fresh)
 	}
 }
 
-// A replica that fails is asked less and less often.
+// A replica that fails is probed less and less often.
 func TestFailures(t *testing.T) {
 	s, now := new(State), time.Unix(1000, 0)
 	for i, pause := range []time.Duration{1, 2, 4, 8, 10, 10} {
-		_, asks := s.Begin(now)
-		require.True(t, asks)
+		_, first := s.Begin(now)
+		require.True(t, first)
 		require.Equal(t, i == 0, s.End(now, errors.New("no such method")))
-		answered, asks := s.Begin(now.Add(pause*time.Second - 1))
-		require.False(t, asks)
+		answered, first := s.Begin(now.Add(pause*time.Second - 1))
+		require.False(t, first)
 		require.Nil(t, answered)
 		now = now.Add(pause * time.Second)
 	}
 	_, _ = s.Begin(now)
 	require.False(t, s.End(now, nil))
 	now = now.Add(Fresh)
-	_, asks := s.Begin(now)
-	require.True(t, asks)
+	_, first := s.Begin(now)
+	require.True(t, first)
 	require.True(t, s.End(now, errors.New("again")), "the first after an answer")
 }
 
@@ -80,33 +80,33 @@ func TestFailures(t *testing.T) {
 func TestProbesThatAreNotMade(t *testing.T) {
 	s, now := new(State), time.Unix(1000, 0)
 	for range 5 {
-		_, asks := s.Begin(now)
-		require.True(t, asks)
+		_, first := s.Begin(now)
+		require.True(t, first)
 		require.False(t, s.End(now, ErrNotMade))
 		now = now.Add(Fresh)
 	}
 	_, _ = s.Begin(now)
 	require.True(t, s.End(now, errors.New("no such method")), "the first failure")
 	now = now.Add(Timeout)
-	_, asks := s.Begin(now)
-	require.True(t, asks)
+	_, first := s.Begin(now)
+	require.True(t, first)
 }
 
-// Replicas are asked until the policy chooses one again that has answered, and at most five.
+// Replicas are probed until the policy chooses one again that has answered, and at most five.
 func TestBefore(t *testing.T) {
 	for _, tt := range []struct {
 		idle string // has no load; the others have more than the policy of the test accepts
 		want int
 	}{{"r0", 1}, {"r2", 3}, {"r7", 5}} {
 		r := policytest.NewRouter(t, policy.Policy{Uses: policy.UsesLoad, Choose: leastLoaded}, policytest.Fleet(8))
-		var asked []string
+		var probed []string
 		Before(t.Context(), r, new(policy.Request), func(rep *policy.Replica) bool {
-			for _, id := range asked {
+			for _, id := range probed {
 				if id == rep.ID {
 					return false
 				}
 			}
-			asked = append(asked, rep.ID)
+			probed = append(probed, rep.ID)
 			l := load.Report{Ongoing: 9}
 			if rep.ID == tt.idle {
 				l.Ongoing = 0
@@ -114,54 +114,54 @@ func TestBefore(t *testing.T) {
 			r.Report(rep.ID, l)
 			return true
 		})
-		require.Len(t, asked, tt.want, asked)
+		require.Len(t, probed, tt.want, probed)
 		for _, rep := range r.View().Replicas() {
-			require.Zero(t, rep.Ongoing(), "a question reserves nothing")
+			require.Zero(t, rep.Ongoing(), "a probe reserves nothing")
 		}
 	}
 }
 
-// Where all replicas have the same load, prompts stay where they are: those that were not asked do not count as idle.
+// Where all replicas have the same load, prompts stay where they are: those that were not probed do not count as idle.
 func TestEvenLoad(t *testing.T) {
 	for i := range 20 {
-		routed := func(asked func(*router.Router, *policy.Request)) string {
+		routed := func(probed func(*router.Router, *policy.Request)) string {
 			p, err := prefixaffinity.New(prefixaffinity.Config{})
 			require.NoError(t, err)
 			r, q := policytest.NewRouter(t, p, policytest.Fleet(16)), new(policy.Request)
 			q.SetPrompt(policy.Prompt{Text: strings.Repeat(fmt.Sprint(i, " "), 20_000)})
-			asked(r, q)
+			probed(r, q)
 			return policytest.Route(t, r, q)
 		}
 		home := routed(func(*router.Router, *policy.Request) {})
 		require.Equal(t, home, routed(func(r *router.Router, q *policy.Request) {
-			asked := make(map[*policy.Replica]bool)
+			probed := make(map[*policy.Replica]bool)
 			Before(t.Context(), r, q, func(rep *policy.Replica) bool {
-				first := !asked[rep]
-				asked[rep] = true
+				first := !probed[rep]
+				probed[rep] = true
 				r.Report(rep.ID, load.Report{Ongoing: 60, QueuedTokens: 30_000})
 				return first
 			})
-			require.Len(t, asked, rounds)
+			require.Len(t, probed, rounds)
 		}))
 	}
 }
 
-// The two replicas that are drawn for a request are asked, and no other, and the request goes to the less busy one.
+// The two replicas that are drawn for a request are probed, and no other, and the request goes to the less busy one.
 func TestTwoChoices(t *testing.T) {
 	for range 50 {
 		p, err := poweroftwo.New(poweroftwo.Config{})
 		require.NoError(t, err)
 		r, q := policytest.NewRouter(t, p, policytest.Fleet(16)), new(policy.Request)
-		asked := make(map[string]bool)
+		probed := make(map[string]bool)
 		Before(t.Context(), r, q, func(rep *policy.Replica) bool {
-			first := !asked[rep.ID]
-			asked[rep.ID] = true
+			first := !probed[rep.ID]
+			probed[rep.ID] = true
 			r.Report(rep.ID, load.Report{Ongoing: 1 + rep.Index(), QueuedTokens: -1})
 			return first
 		})
-		require.Len(t, asked, 2)
+		require.Len(t, probed, 2)
 		chosen := policytest.Pick(t, r, q).Decision.Replica
-		for id := range asked {
+		for id := range probed {
 			require.LessOrEqual(t, chosen.Index(), r.View().ByID(id).Index())
 		}
 	}

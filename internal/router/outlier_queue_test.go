@@ -102,8 +102,8 @@ func TestWaitersAreServedByTime(t *testing.T) {
 	require.Equal(t, "r1", (<-served).Decision.Replica.ID)
 }
 
-// crowd is a harness of full replicas, for which 100 requests wait; choices counts how often the policy chooses.
-func crowd(t *testing.T, n int) (w *harness, choices *int) {
+// fullHarness is a harness of full replicas, for which 100 requests wait; choices counts how often the policy chooses.
+func fullHarness(t *testing.T, n int) (w *harness, choices *int) {
 	choices = new(int)
 	w = newHarness(t, n, func(o *Options) {
 		o.MaxOngoing = 1
@@ -134,7 +134,7 @@ func (w *harness) eject(id string) {
 
 // However many calls end while the lock is held, an ejection lets the queue choose once.
 func TestCallsThatEndTogetherChooseOnce(t *testing.T) {
-	w, choices := crowd(t, 4)
+	w, choices := fullHarness(t, 4)
 	w.mu.Lock()
 	w.eject("r0")
 	var started, ended sync.WaitGroup
@@ -156,7 +156,7 @@ func TestCallsThatEndTogetherChooseOnce(t *testing.T) {
 
 // A change of the fleet that also changes outlier detection lets the queue choose once.
 func TestFleetChangeChoosesOnce(t *testing.T) {
-	w, choices := crowd(t, 4)
+	w, choices := fullHarness(t, 4)
 	w.eject("r0")
 	w.Health.Sync()
 	*choices = 0
@@ -168,7 +168,7 @@ func TestFleetChangeChoosesOnce(t *testing.T) {
 
 // A probe that begins frees no replica.
 func TestProbeLeavesTheQueueAlone(t *testing.T) {
-	w, _ := crowd(t, 2)
+	w, _ := fullHarness(t, 2)
 	w.eject("r0")
 	w.pass(11 * time.Second)
 	w.Health.Look() // half-open, and full

@@ -466,7 +466,7 @@ func TestEqualDecodeReplicas(t *testing.T) {
 	require.Len(t, seen, 3)
 }
 
-// A request that the rollout keeps from the policy is split all the same.
+// A request outside the rollout percentage is split too.
 func TestLegsOfARollout(t *testing.T) {
 	p := choosing(func(*policy.Request, policy.View) policy.Decision { panic("the kill switch is on") })
 	r := split(t, Options{Policy: p, Plain: choosing(firstFree)}, member("p", prefills), member("d", decodes))

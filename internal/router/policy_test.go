@@ -63,7 +63,7 @@ func TestPrepareTimeout(t *testing.T) {
 		},
 	}}, members(1)...)
 	pick(t, r, new(policy.Request))
-	require.EqualValues(t, 1, r.Counts.PrepareErrors.Load(), "counted; the request is served all the same")
+	require.EqualValues(t, 1, r.Counts.PrepareErrors.Load(), "counted; the request is still served")
 }
 
 func TestPreparedOncePerFleetAndRouter(t *testing.T) {

@@ -83,7 +83,7 @@ func TestWaiterThatWaitsForAnother(t *testing.T) {
 
 	held["a"].Release()
 	require.True(t, fickle.waiting)
-	require.Equal(t, "a", servedBy(t, a), "the room is not lost on a head that no longer wants it")
+	require.Equal(t, "a", servedBy(t, a), "the room is not lost on a head that waits for another replica")
 	held["b"].Release()
 	require.Equal(t, "b", servedBy(t, fickle), "it came before the other waiter for b")
 	require.True(t, b.waiting)

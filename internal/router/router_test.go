@@ -23,7 +23,7 @@ func TestPickErrors(t *testing.T) {
 		"full":                     {policy.Request{}, true, ErrFull},
 		"pinned":                   {policy.Request{Pin: "b"}, false, nil},
 		"pinned to a full one":     {policy.Request{Pin: "b"}, true, ErrFull},
-		"pinned to one not known":  {policy.Request{Pin: "z"}, false, ErrNoSuchReplica},
+		"pinned to an unknown one": {policy.Request{Pin: "z"}, false, ErrNoSuchReplica},
 		"pinned, not connected":    {policy.Request{Pin: "off"}, false, ErrNotConnected},
 		"pinned and excluded":      {policy.Request{Pin: "a", Exclude: []string{"a"}}, false, ErrNoSuchReplica},
 		"pinned to a draining one": {policy.Request{Pin: "drains"}, false, ErrNoSuchReplica},

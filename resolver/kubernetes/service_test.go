@@ -214,7 +214,7 @@ func TestAPIServerStops(t *testing.T) {
 // again.
 func TestWatchExpires(t *testing.T) {
 	l := startLab(t)
-	// An API server that has just started has no Roles yet: to the administrator that is all the same.
+	// An API server that has just started has no Roles yet: the administrator needs none.
 	require.NoError(t, os.WriteFile(l.tokenFile, []byte(l.server.Token), 0o600))
 	l.write("chat-1", up("a", 1))
 	o := l.observe(l.target())

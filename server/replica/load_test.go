@@ -110,7 +110,7 @@ func TestLoadMayBeOmitted(t *testing.T) {
 // and drains like a watch.
 func TestReportsOutOfBand(t *testing.T) {
 	var queued atomic.Int64
-	r, clock := standing(t, Config{Load: func() Load { return Load{Ongoing: 3, Waiting: 1, UncachedTokens: int(queued.Load())} }})
+	r, clock := stopped(t, Config{Load: func() Load { return Load{Ongoing: 3, Waiting: 1, UncachedTokens: int(queued.Load())} }})
 	conn, end, ended := serve(t, r, newModel())
 	s, err := conn.NewStream(within(t), &grpc.StreamDesc{ServerStreams: true}, "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
 	require.NoError(t, err)
@@ -135,7 +135,7 @@ func TestReportsOutOfBand(t *testing.T) {
 
 // A server without load in its trailers may have a load service of its own.
 func TestNoReportsOutOfBand(t *testing.T) {
-	r, _ := standing(t, Config{OmitLoad: true})
+	r, _ := stopped(t, Config{OmitLoad: true})
 	conn, _, _ := serve(t, r, newModel())
 	s, err := conn.NewStream(within(t), &grpc.StreamDesc{ServerStreams: true}, "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics")
 	require.NoError(t, err)

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// timers is a clock that stands still: a timer waits until a test fires it.
+// timers is a clock that does not move: a timer waits until a test fires it.
 type timers struct {
 	mu      sync.Mutex
 	waiting []timer
@@ -71,8 +71,8 @@ func (a *timers) await(t *testing.T, d time.Duration, n int) {
 	})
 }
 
-// standing returns a replica whose clock stands still.
-func standing(t *testing.T, c Config) (*Replica, *timers) {
+// stopped returns a replica whose clock does not move.
+func stopped(t *testing.T, c Config) (*Replica, *timers) {
 	t.Helper()
 	r, err := New(c)
 	require.NoError(t, err)

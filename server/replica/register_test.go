@@ -82,7 +82,7 @@ func TestHeartbeatsCarryEverything(t *testing.T) {
 	c.Deployment, c.Lease, c.KVTokens = "d", 5*time.Second, 1000
 	c.Stats = func() map[string]float64 { return map[string]float64{"temperature": 61.5} }
 	c.Load = func() Load { return Load{Ongoing: 3, Waiting: 1, UncachedTokens: 77} }
-	r, clock := standing(t, c)
+	r, clock := stopped(t, c)
 	_, end, ended := serve(t, r, newModel())
 
 	want := &warmpathv1.RegisterRequest{
@@ -132,7 +132,7 @@ func TestServerRestarts(t *testing.T) {
 	c := registering(s)
 	var log strings.Builder
 	c.Logger = slog.New(slog.NewTextHandler(&log, nil))
-	r, clock := standing(t, c)
+	r, clock := stopped(t, c)
 	_, end, ended := serve(t, r, newModel())
 	require.Equal(t, "a", s.next(t).GetReplica().GetId())
 	s.server.GracefulStop() // the answer goes out
@@ -180,7 +180,7 @@ func TestWhenTheNextHeartbeatComes(t *testing.T) {
 			s.answer = func() (*warmpathv1.RegisterResponse, error) {
 				return &warmpathv1.RegisterResponse{LeaseMs: c.lease, HeartbeatMs: c.heartbeat}, c.err
 			}
-			r, _ := standing(t, registering(s))
+			r, _ := stopped(t, registering(s))
 			l, err := r.dial(s.address)
 			require.NoError(t, err)
 			defer l.conn.Close()

@@ -20,7 +20,7 @@ import (
 // nothing.
 func TestDrain(t *testing.T) {
 	s := startLookaside(t)
-	r, clock := standing(t, registering(s))
+	r, clock := stopped(t, registering(s))
 	m := newModel()
 	conn, end, ended := serve(t, r, m)
 	s.next(t)
@@ -61,7 +61,7 @@ func TestDrainTimeout(t *testing.T) {
 	s := startLookaside(t)
 	c := registering(s)
 	c.DrainNotice, c.DrainTimeout = -1, 5*time.Second
-	r, clock := standing(t, c)
+	r, clock := stopped(t, c)
 	m := newModel()
 	conn, end, ended := serve(t, r, m)
 	s.next(t)
@@ -107,7 +107,7 @@ func TestAddressIsTheListeners(t *testing.T) {
 	s := startLookaside(t)
 	c := registering(s)
 	c.Replica = policy.Attributes{}
-	r, clock := standing(t, c)
+	r, clock := stopped(t, c)
 	conn, end, ended := serve(t, r, newModel())
 	q := s.next(t)
 	require.Equal(t, "passthrough:///"+q.GetReplica().GetAddress(), conn.Target())

@@ -70,7 +70,7 @@ func TestCost(t *testing.T) {
 			},
 			place: 3, why: policy.ReasonKVNearTie, matched: 8000,
 		}, {
-			name: "a holder bears three times what it saves, and the width",
+			name: "a holder takes three times the load that it saves, and the width",
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				busy(t, r, at[7], 3*8000-500-4001)

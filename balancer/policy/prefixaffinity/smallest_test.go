@@ -56,7 +56,7 @@ func sent(r rayRouter, id string) int64 {
 //   - 0.5 s of delay in the tree does not block the loop, on_request_routed returns
 //     at once: the index is in the process, nothing is called.
 //   - the default threshold sends no probes and one lookup; cached queue lengths
-//     beyond the threshold spare the lookup: loads are known, no replica is probed.
+//     beyond the threshold avoid the lookup: the loads are there, no replica is probed.
 //   - the eviction loop starts at update_replicas and evicts each tenant by
 //     characters: the index has one budget in bytes, on from the start.
 //   - two deployments have trees of their own: each policy has its own index.
@@ -138,7 +138,7 @@ func TestSmallest(t *testing.T) {
 		policytest.Fill(t, r.Router, "r2", 1)
 		assert.Equal(t, "r2", routertest.Choose(t, r.Router, wide("hello world")).Replica.ID, "r3 holds less")
 	})
-	t.Run("a full holder is passed over", func(t *testing.T) {
+	t.Run("a full holder is skipped", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2")
 		cache(t, r, "r2", "hello world")
 		fleet := policytest.Bounded(policytest.Replicas("r1", "r2"), 1)

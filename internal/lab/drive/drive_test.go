@@ -93,13 +93,13 @@ func TestRunIsSeeded(t *testing.T) {
 type silent struct {
 	enginepb.UnimplementedVllmEngineServer
 	arrived chan string
-	speak   chan struct{}
+	release chan struct{}
 }
 
 func (s *silent) Generate(r *enginepb.GenerateRequest, stream grpc.ServerStreamingServer[enginepb.GenerateResponse]) error {
 	s.arrived <- r.GetRequestId()
 	select {
-	case <-s.speak:
+	case <-s.release:
 	case <-stream.Context().Done():
 		return status.FromContextError(stream.Context().Err()).Err()
 	}
@@ -118,7 +118,7 @@ func serveSilent(t *testing.T, n int) (*silent, string) {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	s := &silent{arrived: make(chan string, n), speak: make(chan struct{})}
+	s := &silent{arrived: make(chan string, n), release: make(chan struct{})}
 	srv := grpc.NewServer()
 	enginepb.RegisterVllmEngineServer(srv, s)
 	ended := make(chan error, 1)
@@ -144,7 +144,7 @@ func TestRunIsOpenLoop(t *testing.T) {
 		for range n {
 			<-s.arrived
 		}
-		close(s.speak)
+		close(s.release)
 	}()
 	ss, err := Run(t.Context(), rs, Options{Target: addr, Clients: 2, Speed: 10, Timeout: time.Minute})
 	require.NoError(t, err)

@@ -83,7 +83,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 	little := submit(t, e, "little", seqTokens(200, 4), 1)
 	at, _ := e.NextStep()
 	e.Step(at)
-	require.Equal(t, 2, e.Load().Waiting, "the one that does not fit holds up the one behind it")
+	require.Equal(t, 2, e.Load().Waiting, "a request that does not fit delays the next one")
 	drain(t, e)
 	require.LessOrEqual(t, large.Result().FirstToken, little.Result().FirstToken)
 }

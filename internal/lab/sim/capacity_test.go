@@ -56,7 +56,7 @@ func TestCapacity(t *testing.T) {
 	again, err := Capacity(t.Context(), s)
 	require.NoError(t, err)
 	require.Equal(t, rate, again)
-	require.Zero(t, tried, "it is remembered")
+	require.Zero(t, tried, "the result is stored")
 
 	files, err := filepath.Glob(filepath.Join(s.Dir, "*"))
 	require.NoError(t, err)

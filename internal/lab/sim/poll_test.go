@@ -12,16 +12,16 @@ import (
 func TestPolling(t *testing.T) {
 	t.Parallel()
 	rs := chatsFor(t, 12, 2*time.Minute)
-	at := func(clients int, share Share) (ttft float64, asked int) {
+	at := func(clients int, share Share) (ttft float64, polls int) {
 		r, err := finished(t.Context(), NewPrompts(rs), small("prefix_cache_affinity", clients, share))
 		require.NoError(t, err)
 		for _, n := range r.polling.asked {
-			asked += n
+			polls += n
 		}
-		return r.result().TTFT.Mean, asked
+		return r.result().TTFT.Mean, polls
 	}
-	none, asked := at(32, ShareNone)
-	require.Zero(t, asked)
+	none, polls := at(32, ShareNone)
+	require.Zero(t, polls)
 	shared, _ := at(32, ShareLoad)
 	polled, few := at(32, SharePoll)
 	require.Less(t, polled, none)

@@ -155,7 +155,7 @@ func TestSeedsInCommon(t *testing.T) {
 		{Cell: "base", Figure: "TTFT p99", To: "round_robin", Factor: 1.2, Beyond: 1.2, Seeds: 1},
 	}, r.Losses("prefix_cache_affinity", policies))
 	require.Empty(t, r.Losses("kv_aware", policies))
-	require.NotContains(t, fmt.Sprint(r.Losses("prefix_cache_affinity", policies[1:])), "round_robin", "only with those asked for")
+	require.NotContains(t, fmt.Sprint(r.Losses("prefix_cache_affinity", policies[1:])), "round_robin", "only with the requested policies")
 	text := r.Markdown(policies, []string{"prefix_cache_affinity", "kv_aware"})
 	require.Contains(t, text, "| base | TTFT mean | `round_robin` | 1.200 | 1.200 | 1 |")
 	require.Contains(t, text, "| `power_of_two_choices` | 64 | 3 | 233 ± 150 |")
