@@ -157,7 +157,7 @@ func (d *httpServer) raw(t *testing.T, text string) net.Conn {
 // A body that does not arrive decides with what arrived; a head that does not arrive ends the connection.
 func TestHTTPSlowCallers(t *testing.T) {
 	var log logBook
-	d := startHTTP(t, "http: {listen: '127.0.0.1:0', read_timeout: 50ms}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	d := startHTTP(t, "http: {listen: '127.0.0.1:0', read_timeout: 1s}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	for _, framing := range []string{"Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1000\r\n"} {
 		conn := d.raw(t, "POST /internal/route HTTP/1.1\r\nHost: x\r\n"+framing+`{"prompt":"secret and slo`)
 		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
