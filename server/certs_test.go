@@ -274,7 +274,7 @@ func TestRefusedFiles(t *testing.T) {
 }
 
 // A renewal is logged, and the reading at the start is not. An empty name is no subject.
-func TestARenewalOfCertificatesIsLogged(t *testing.T) {
+func TestRenewalOfCertificatesIsLogged(t *testing.T) {
 	a := newAuthority(t)
 	dir := tlsFiles(t, a)
 	log := new(logBook)

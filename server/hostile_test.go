@@ -79,7 +79,7 @@ func TestLongNames(t *testing.T) {
 }
 
 // A watcher that does not read blocks its own stream only.
-func TestAWatcherThatDoesNotRead(t *testing.T) {
+func TestWatcherThatDoesNotRead(t *testing.T) {
 	f := start(t, quiet)
 	deaf := f.watch(t, &warmpathv1.WatchStart{ClientId: "deaf", Load: true})
 	deaf.next()

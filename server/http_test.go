@@ -174,7 +174,7 @@ func TestHTTPSlowCallers(t *testing.T) {
 	require.NotContains(t, log.String(), "secret")
 }
 
-// Of a body of any length no more than the bound is read, and the answer does not wait for the rest.
+// However long a body is, no more than the bound is read, and the answer does not wait for the rest.
 func TestHTTPEndlessBody(t *testing.T) {
 	d := startHTTP(t, "http: {listen: '127.0.0.1:0', max_body_bytes: 4096}\n"+quiet, discard)
 	endless, more := io.Pipe()

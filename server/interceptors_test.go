@@ -144,7 +144,7 @@ func TestPanicsAreErrors(t *testing.T) {
 }
 
 // A reload logs the fields that are not in force before a restart.
-func TestWhatIsReadOnce(t *testing.T) {
+func TestFieldsThatAreReadOnce(t *testing.T) {
 	f, log := startLogged(t, quiet)
 	require.NoError(t, f.Update(parse(t, quiet)))
 	require.NotContains(t, log.String(), "read once")

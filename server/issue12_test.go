@@ -54,7 +54,7 @@ func TestRequirePrompt(t *testing.T) {
 }
 
 // Issue 12.16: a deployment without replicas is NOT_SERVING until the first one, and the status has the reason.
-func TestADeploymentWithoutReplicasDoesNotServe(t *testing.T) {
+func TestDeploymentWithoutReplicasDoesNotServe(t *testing.T) {
 	s := serve(t, "deployments: {chat: {register: true}}", nil)
 	health := healthpb.NewHealthClient(s.conn)
 	watch, err := health.Watch(soon(t), &healthpb.HealthCheckRequest{Service: "chat"})

@@ -91,7 +91,7 @@ func TestPermissions(t *testing.T) {
 }
 
 // All other methods authenticate too; health needs no token, and channelz is for trusted principals.
-func TestEveryMethodAsks(t *testing.T) {
+func TestEveryMethodAuthenticates(t *testing.T) {
 	f := startTenants(t)
 	conn := func(token string) *grpc.ClientConn { return f.as(t, insecure.NewCredentials(), token) }
 	watched := func(token, deployment string) error {
@@ -340,7 +340,7 @@ func init() {
 	})
 }
 
-// What is withheld from an untrusted principal is not computed for it.
+// Candidates that are withheld from an untrusted principal are not computed for it.
 func TestCandidatesOfUntrustedPrincipals(t *testing.T) {
 	f := start(t, strings.Replace(manyReplicas(300), "    replicas:", "    policy: {previews: {}}\n    replicas:", 1)+`
 principals:

@@ -186,7 +186,7 @@ func FuzzParse(f *testing.F) {
 			require.False(t, math.IsInf(r.Weight, 0) || math.IsNaN(r.Weight) || r.Weight < 0 || r.MaxOngoing < 0)
 			ids[r.ID] = true
 		}
-		// What was read, written and read again is the same.
+		// The fleet is the same after it is written and read again.
 		text, err := yaml.Marshal(map[string]any{"replicas": replicas})
 		require.NoError(t, err)
 		again, err := Parse(text)

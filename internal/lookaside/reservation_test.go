@@ -114,7 +114,7 @@ func TestReservationIsReported(t *testing.T) {
 	require.Empty(t, d.live)
 }
 
-// What a Router has reserved is reported until its calls end, and counts for the Router that takes its place.
+// A Router's reservations are reported until their calls end, and count for the Router that replaces it.
 func TestReservationsOfAReplacedRouter(t *testing.T) {
 	w, _, r := unstarted(t)
 	w.view.take(greeting(), true)

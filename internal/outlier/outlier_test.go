@@ -165,7 +165,7 @@ func TestOnePrincipalAlone(t *testing.T) {
 	}
 }
 
-// What two principals report ejects a replica for all clients.
+// The reports of two principals eject a replica for all clients.
 func TestTwoPrincipalsAgree(t *testing.T) {
 	f := newFleet(t, 4)
 	f.add(0, "b", outlier.Counts{Successes: 1}, false)

@@ -220,7 +220,7 @@ func TestListsInsideLists(t *testing.T) {
 	require.Equal(t, []int{0, 2}, changed(`[{},{"leaves":[{"offset":2}]}]`, "a", "b")) // as a medium without its zero
 }
 
-// Of a field that is encoded twice the last value counts.
+// The last value of a field that is encoded twice counts.
 func TestOffsetTwice(t *testing.T) {
 	d := dialect.Dialect{Tokens: "2", Media: &dialect.Media{Path: "3", ID: "2", Offset: "1"}}
 	q, err := keyOf(t, d, []byte("\x12\x03\x07\x07\x07\x1a\x07\x08\x00\x08\x02\x12\x01a"))

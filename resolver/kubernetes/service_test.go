@@ -158,7 +158,7 @@ func TestWhatIsMissing(t *testing.T) {
 	o.fleet(t, "a") // the last that was there
 }
 
-// What pods declare counts where the target asks for it.
+// The declarations of pods count where the target enables them.
 func TestPodsDeclare(t *testing.T) {
 	l := startLab(t)
 	l.grant(`- {apiGroups: [""], resources: [pods], verbs: [list, watch]}`)

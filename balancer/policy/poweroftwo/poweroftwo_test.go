@@ -53,7 +53,7 @@ func TestBurstDoesNotHerd(t *testing.T) {
 	}
 }
 
-func TestRetryAsksTheUntriedFirst(t *testing.T) {
+func TestRetryTakesTheUntriedFirst(t *testing.T) {
 	r := policytest.NewRouter(t, build(), policytest.Fleet(10))
 	policytest.Fill(t, r, "r9", 5)
 	q := &policy.Request{}

@@ -45,7 +45,7 @@ func TestRaysRuleIgnoresReports(t *testing.T) {
 	assert.Zero(t, route(t, r, ask(tokens(1, 800))).MatchedTokens)
 }
 
-// What was routed to a replica counts as long as its KV cache can hold it.
+// A route counts as long as the replica's KV cache can hold its prompt.
 func TestCapacity(t *testing.T) {
 	for capacity, matched := range map[int]int{0: 800, 2400: 0} {
 		r := newRouter(t, 1)

@@ -53,7 +53,7 @@ func TestLocalityDoesNotMatter(t *testing.T) {
 	require.Equal(t, []string{"r0", "r1", "r2"}, route(t, r, &policy.Request{}, 3))
 }
 
-func TestRetryAsksTheUntriedFirst(t *testing.T) {
+func TestRetryTakesTheUntriedFirst(t *testing.T) {
 	r := policytest.NewRouter(t, from(0).policy(), policytest.Fleet(3))
 	q := &policy.Request{}
 	router.NextAttempt(q, r.View().ByID("r0"))

@@ -10,7 +10,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(Main{m}) }
 
-// What is written outlives the API server. A token has the rights of its account, and none before there is a Role.
+// Written objects outlive the API server. A token has the rights of its account, and none before there is a Role.
 func TestServer(t *testing.T) {
 	s, ctx := Shared(t), t.Context()
 	require.NoError(t, s.Namespace(ctx, "a"))

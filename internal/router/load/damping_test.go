@@ -47,7 +47,7 @@ func TestDampingKeepsWhatLasts(t *testing.T) {
 	}
 }
 
-// What was learned wears off when the load changes faster.
+// The learned damping changes when deviations no longer persist.
 func TestDampingLearnsAgain(t *testing.T) {
 	h, rnd := new(Damping), rand.New(rand.NewPCG(3, 4))
 	before, _ := damp(h, rnd, 0.97, 300)
