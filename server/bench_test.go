@@ -37,8 +37,8 @@ func echo(answer *warmpathv1.ChooseReplicaResponse) *grpc.ServiceDesc {
 	}}}
 }
 
-// events sends the deployment the events of 16 engines that each prefill 12,000 tokens a second, until the benchmark ends:
-// every 10 ms one chain of 8 blocks from each, now and then with a superblock.
+// events sends the deployment the events of 16 engines that each prefill 12,000 tokens a second, until the benchmark
+// ends: every 10 ms one chain of 8 blocks from each, now and then with a superblock.
 func events(b *testing.B, d *deployment) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

@@ -16,8 +16,8 @@ import (
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// docs/server-config.md has every field of every struct that the config leads to, with its default. What a client's config and
-// a fleet file have too is on docs/config.md, which tests/docs_test.go compares.
+// docs/server-config.md has every field of every struct that the config leads to, with its default. What a client's
+// config and a fleet file have too is on docs/config.md, which tests/docs_test.go compares.
 func TestServerConfigPage(t *testing.T) {
 	raw, err := os.ReadFile("../docs/server-config.md")
 	require.NoError(t, err)

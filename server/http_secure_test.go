@@ -11,7 +11,8 @@ import (
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 )
 
-// Over HTTP a call without a token is refused, and one with a token sees its own deployments only. Health needs no token.
+// Over HTTP a call without a token is refused, and one with a token sees its own deployments only. Health needs no
+// token.
 func TestHTTPPrincipals(t *testing.T) {
 	d := startHTTP(t, withHTTP+"principals: [{name: proxy, token: proxy-0123456789abcd, deployments: [chat]}]\n"+quiet+
 		"  code: {replicas: [{id: z, address: '10.0.0.9:1'}]}\n", discard)

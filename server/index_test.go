@@ -58,7 +58,8 @@ func (c caches) known(member func(uint32) bool) caches {
 	return all
 }
 
-// A client that applies the updates has what is held, from any version on, whichever replicas leave, join or are cleared.
+// A client that applies the updates has what is held, from any version on, whichever replicas leave, join or are
+// cleared.
 func TestIndexBroadcastsWhatIsHeld(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	x := newIndex(0)

@@ -213,8 +213,8 @@ func TestAttemptsAreApart(t *testing.T) {
 	require.Equal(t, replicaLoad{2, 200}, f.load())
 }
 
-// A call that repeats one that waits goes on when the first is canceled or has a shorter wait. In all it waits as long as it
-// asked for.
+// A call that repeats one that waits goes on when the first is canceled or has a shorter wait. In all it waits as long
+// as it asked for.
 func TestTheFirstToAskMayGo(t *testing.T) {
 	const short, long = 10_000, 60_000 // ms
 	for _, c := range []struct {

@@ -11,8 +11,9 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// BenchmarkCluster is a second of virtual time of 8 servers with 1,000 clients and 200 replicas: each client's load of a
-// replica changes in every interval, a tenth of them report a route of 8 superblocks, and every replica sends a heartbeat.
+// BenchmarkCluster is a second of virtual time of 8 servers with 1,000 clients and 200 replicas: each client's load of
+// a replica changes in every interval, a tenth of them report a route of 8 superblocks, and every replica sends a
+// heartbeat.
 func BenchmarkCluster(b *testing.B) {
 	const servers, clients, replicas = 8, 1000, 200
 	var config strings.Builder

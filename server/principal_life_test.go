@@ -15,8 +15,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// Changed files of tokens are read again. After a reload a principal that is gone is refused, and one that stays keeps its
-// reservations.
+// Changed files of tokens are read again. After a reload a principal that is gone is refused, and one that stays keeps
+// its reservations.
 func TestTokensAreReadAgain(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("tokens", []byte("first-0123456789\n\nsecond-0123456789\n"))
@@ -50,7 +50,8 @@ func TestTokensAreReadAgain(t *testing.T) {
 	require.Equal(t, codes.OK, code("third-0123456789"))
 }
 
-// A stream ends with a reason soon after a reload that removes its principal, its credential, or its deployment. Others go on.
+// A stream ends with a reason soon after a reload that removes its principal, its credential, or its deployment. Others
+// go on.
 func TestRevokedCallersAreSentAway(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("tokens", []byte("kept-0123456789a\nlost-0123456789a\n"))

@@ -20,7 +20,8 @@ deployments:
   chat: {policy: {prefix_cache_affinity: {}}, register: true, replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]}
 `
 
-// A reload keeps leases, watches, reports, registrations, what the policy has learned, and the versions that clients have.
+// A reload keeps leases, watches, reports, registrations, what the policy has learned, and the versions that clients
+// have.
 func TestReloadKeepsEverything(t *testing.T) {
 	f := start(t, reloaded)
 	_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "r", Address: "10.0.0.9:1"}})

@@ -38,7 +38,8 @@ func pickOf(hashes []uint64) *warmpathv1.ChooseReplicaRequest {
 	}
 }
 
-// A client's routes are broadcast to others and used by the server's own picks, but not those to a replica with KV events.
+// A client's routes are broadcast to others and used by the server's own picks, but not those to a replica with KV
+// events.
 func TestRoutesAreShared(t *testing.T) {
 	f := start(t, silent)
 	one := f.watch(t, &warmpathv1.WatchStart{ClientId: "one", Index: true})

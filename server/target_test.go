@@ -59,8 +59,8 @@ func (r *rounds) Close() {
 	r.closed++
 }
 
-// A target's resolver is built once and called to resolve again in every round. An empty result counts only if it is from
-// a source that lists all replicas.
+// A target's resolver is built once and called to resolve again in every round. An empty result counts only if it is
+// from a source that lists all replicas.
 func TestFollowerResolvesAgain(t *testing.T) {
 	r := new(rounds)
 	resolver.Register(r)

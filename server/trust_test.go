@@ -97,8 +97,8 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 	return all
 }
 
-// Nothing that untrusted principals receive depends on whether a prompt was cached, also where two of them work together. What
-// a trusted one receives does.
+// Nothing that untrusted principals receive depends on whether a prompt was cached, also where two of them work
+// together. What a trusted one receives does.
 func TestMatchesAreHiddenFromTheUntrusted(t *testing.T) {
 	for _, policy := range []string{
 		"{prefix_cache_affinity: {}}", "{prefix_cache_affinity: {on_miss: smallest}}", "{kv_aware: {}}",

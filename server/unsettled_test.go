@@ -10,8 +10,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// A server without clients marks all load as stale, from the first message to the end of an interval in which all clients can
-// have reported. For its own picks a replica with unknown load counts as the mean of the rest.
+// A server without clients marks all load as stale, from the first message to the end of an interval in which all
+// clients can have reported. For its own picks a replica with unknown load counts as the mean of the rest.
 func TestClientsComeOver(t *testing.T) {
 	f := start(t, `
 load_interval: 1s

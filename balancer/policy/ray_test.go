@@ -17,11 +17,11 @@ package policy_test
 //	Pow2: without replicas the request stays         ErrNotConnected: a gRPC host hands the request to gRPC, which alone can
 //	      pending                                    wake a connection
 //	Pow2: locality retries do not sleep              the tiers are walked within one pick; their order is tested
-//	Pow2: i+2 probes, entries added from probes,     nothing is probed: a Router counts its reservations; 3, 2, 1, 0 and never
+//	Pow2: i+2 probes, entries added from probes,     no probes: a Router counts reservations; 3, 2, 1, 0 and never
 //	      full entries probed again, deadlines by    below is tested
 //	      backoff_index 0/10/2048, expired entries
 //	Pow2: a died replica gets 0 probes in 10 picks   tested as 0 picks
-//	Pow2: matching timeout of multiplexed models     the tiers are walked at once; a full holder is skipped without a wait
+//	Pow2: matching timeout of multiplexed models     the tiers are walked at once; a full holder is skipped
 //	Prefix: probes, lookups per request, event-loop  prefixaffinity has its own tests of results; it neither probes nor runs
 //	        gaps, eviction intervals                 a loop
 //	PrefixTree: splits, LRU lists, tenant counts     kvindex is no tree; its tests are on what other indexes of prefixes get wrong

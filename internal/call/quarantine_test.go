@@ -66,7 +66,8 @@ func TestQuarantineIsBounded(t *testing.T) {
 	require.Len(t, q.broken(3*maxBreaks-1, "other", now), 2, "the latest are kept")
 }
 
-// Issue 12.32: breaks at about the same time, and those under several prompts, are no evidence, in whatever order they come.
+// Issue 12.32: breaks at about the same time, and those under several prompts, are no evidence, in whatever order they
+// come.
 func TestQuarantineOfOneCause(t *testing.T) {
 	const ttl = time.Minute
 	now := time.Unix(1000, 0)

@@ -62,8 +62,8 @@ func keyOf(t testing.TB, d dialect.Dialect, msg any) (policy.Request, error) {
 	return q, err
 }
 
-// Issue 12.5: a content that is a list of parts, a google.protobuf.Value or a ListValue is read as the HTTP endpoint reads it
-// in JSON: text parts as text, media by their uuid, hash or address, other parts by their hash.
+// Issue 12.5: a content that is a list of parts, a google.protobuf.Value or a ListValue is read as the HTTP endpoint
+// reads it in JSON: text parts as text, media by their uuid, hash or address, other parts by their hash.
 func TestContentsThatAreMessages(t *testing.T) {
 	part := `message_type { name: "Part" ` + field("type", 1, "STRING", false) + field("text", 2, "STRING", false) +
 		field("image_url", 3, ".t.Url", false) + field("uuid", 4, "STRING", false) + field("score", 5, "INT32", false) + `} ` +
