@@ -24,7 +24,7 @@ type membership struct {
 
 // joinCluster opens the bus of a config that has one.
 func joinCluster(c *Config, epoch string, log *slog.Logger) (m membership, err error) {
-	if c.Cluster.Alone() {
+	if c.Cluster.NATS == nil {
 		return membership{}, nil
 	}
 	if cluster.Open == nil {

@@ -157,7 +157,10 @@ func (c *Config) checkCluster() error {
 	if err := c.Cluster.Validate(); err != nil {
 		return fmt.Errorf("cluster.%w", err)
 	}
-	return c.checkAddress("cluster.listen", c.Cluster.Listen, c.Cluster.TLS != nil, "there is no cluster.tls")
+	if n := c.Cluster.NATS; n != nil && n.Embed != nil {
+		return c.checkAddress("cluster.nats.embed.listen", n.Embed.Listen, n.Embed.TLS != nil, "there is no cluster.nats.embed.tls")
+	}
+	return nil
 }
 
 func durationWithin(field string, value policy.Duration, min, max time.Duration) error {

@@ -29,11 +29,8 @@ func TestServerConfigPage(t *testing.T) {
 	chapters := map[string]any{
 		"The file": Config{}.withDefaults(), "http": httpendpoint.Config{}.WithDefaults(),
 		"tls": TLS{}, "A principal": Principal{}, "A deployment": Deployment{}.withDefaults(),
-		"cluster": cluster.Config{},
 	}
-	described := map[reflect.Type]bool{
-		reflect.TypeFor[policy.Config](): true, reflect.TypeFor[policy.Attributes](): true, reflect.TypeFor[cluster.TLS](): true,
-	}
+	described := map[reflect.Type]bool{reflect.TypeFor[policy.Config](): true, reflect.TypeFor[policy.Attributes](): true}
 	for heading, value := range chapters {
 		described[reflect.TypeOf(value)] = true
 		rows := regexp.MustCompile("(?m)^\\| `([a-z_]+)` \\| ([^|]*) \\|").FindAllStringSubmatch(sections[heading], -1)
@@ -49,6 +46,24 @@ func TestServerConfigPage(t *testing.T) {
 			}
 		}
 	}
+	var nats []string // flat: embed.listen
+	embed, _ := fieldsOf(t, cluster.Embed{})
+	outer, _ := fieldsOf(t, cluster.NATS{})
+	for _, name := range outer {
+		if name != "embed" {
+			nats = append(nats, name)
+			continue
+		}
+		for _, inner := range embed {
+			nats = append(nats, "embed."+inner)
+		}
+	}
+	var listed []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_.]+)` ").FindAllStringSubmatch(sections["cluster"], -1) {
+		listed = append(listed, row[1])
+	}
+	require.Equal(t, nats, listed)
+	described[reflect.TypeFor[cluster.Config]()] = true
 	for _, value := range chapters {
 		typ := reflect.TypeOf(value)
 		for i := range typ.NumField() {

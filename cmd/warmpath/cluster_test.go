@@ -143,7 +143,7 @@ func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serv
 			c.wires = append(c.wires, w)
 			var all map[string]any
 			require.NoError(t, json.Unmarshal(config, &all))
-			all["cluster"] = cluster.Config{URL: "nats://" + w.lis.Addr().String()}
+			all["cluster"] = cluster.Config{NATS: &cluster.NATS{URL: "nats://" + w.lis.Addr().String()}}
 			config, err = json.Marshal(all)
 			require.NoError(t, err)
 		}

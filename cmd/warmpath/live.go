@@ -284,11 +284,11 @@ func (l *live) serverConfig(mode, name string, replicas []policy.Attributes, rou
 		"allow_plaintext": true,
 	}
 	if len(routes) > 1 {
-		peers := cluster.Config{Listen: fmt.Sprintf("127.0.0.1:%d", routes[own])}
+		embed := cluster.Embed{Listen: fmt.Sprintf("127.0.0.1:%d", routes[own])}
 		for _, port := range routes {
-			peers.Routes = append(peers.Routes, fmt.Sprintf("nats://127.0.0.1:%d", port))
+			embed.Routes = append(embed.Routes, fmt.Sprintf("nats://127.0.0.1:%d", port))
 		}
-		config["cluster"] = peers
+		config["cluster"] = cluster.Config{NATS: &cluster.NATS{Embed: &embed}}
 	}
 	return json.Marshal(config)
 }

@@ -12,21 +12,32 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// Config joins servers to one view over NATS; zero = the server is alone. All servers of a cluster have the same
-// deployments. NATS runs inside the servers, with Listen, or elsewhere, at URL; one of both is set.
+// Config joins servers to one view; zero = the server is alone. All servers of a cluster have the same deployments.
 type Config struct {
-	// Listen is where the other servers connect to the NATS inside this one, host:port. It has no port for clients.
+	// NATS joins them over NATS.
+	NATS *NATS `json:"nats,omitempty"`
+}
+
+// NATS is a NATS inside the server, or one that runs; one of Embed and URL is set.
+type NATS struct {
+	// Embed runs NATS inside this server.
+	Embed *Embed `json:"embed,omitempty"`
+	// URL is that of a NATS that runs, with JetStream, like nats://host:4222 or tls://host:4222; several are separated by
+	// commas.
+	URL string `json:"url,omitempty"`
+	// Creds is a file with NATS credentials; empty = none.
+	Creds string `json:"creds,omitempty"`
+}
+
+// Embed is NATS inside the server. It has no port for clients.
+type Embed struct {
+	// Listen is where the other servers connect to, host:port.
 	Listen string `json:"listen,omitempty"`
 	// Routes are the other servers, nats://host:port; one of them suffices, and a host may stand for all of them. With
 	// nats://user:password@host:port the servers require that of each other.
 	Routes []string `json:"routes,omitempty"`
 	// TLS secures the routes; none = they are in plaintext.
 	TLS *TLS `json:"tls,omitempty"`
-	// URL is that of a NATS that runs, with JetStream, like nats://host:4222 or tls://host:4222; several are separated by
-	// commas.
-	URL string `json:"url,omitempty"`
-	// Creds is a file with NATS credentials for URL; empty = none.
-	Creds string `json:"creds,omitempty"`
 }
 
 // TLS is what a server shows the others of its cluster, and requires of them: a certificate that the authority has
@@ -38,34 +49,32 @@ type TLS struct {
 	Key  string `json:"key,omitempty"`
 }
 
-// Alone reports whether the server has no others.
-func (c *Config) Alone() bool { return c.Listen == "" && c.URL == "" }
-
 // Validate checks every field. The error names it.
 func (c *Config) Validate() error {
+	n := c.NATS
 	switch {
-	case c.Listen != "" && c.URL != "":
-		return errors.New("url: not with listen")
-	case c.URL == "" && c.Creds != "":
-		return errors.New("creds: only with url")
-	case c.Listen == "" && (c.TLS != nil || len(c.Routes) > 0):
-		return errors.New("listen: not set, and routes and tls need it")
-	case c.Listen == "":
+	case n == nil:
 		return nil
+	case (n.Embed == nil) == (n.URL == ""):
+		return errors.New("nats: want one of embed and url")
+	case n.Embed == nil:
+		return nil
+	case n.Creds != "":
+		return errors.New("nats.creds: only with url")
 	}
-	if _, _, err := net.SplitHostPort(c.Listen); err != nil {
-		return fmt.Errorf("listen: %q is not host:port", c.Listen)
+	if _, _, err := net.SplitHostPort(n.Embed.Listen); err != nil {
+		return fmt.Errorf("nats.embed.listen: %q is not host:port", n.Embed.Listen)
 	}
-	if len(c.Routes) == 0 {
-		return errors.New("routes: want nats://host:port of another server, or of all")
+	if len(n.Embed.Routes) == 0 {
+		return errors.New("nats.embed.routes: want nats://host:port of another server, or of all")
 	}
-	for i, r := range c.Routes {
+	for i, r := range n.Embed.Routes {
 		if u, err := url.Parse(r); err != nil || u.Port() == "" {
-			return fmt.Errorf("routes[%d]: want nats://host:port", i)
+			return fmt.Errorf("nats.embed.routes[%d]: want nats://host:port", i)
 		}
 	}
-	if t := c.TLS; t != nil && (t.CA == "" || t.Cert == "" || t.Key == "") {
-		return errors.New("tls: want all of ca, cert and key")
+	if t := n.Embed.TLS; t != nil && (t.CA == "" || t.Cert == "" || t.Key == "") {
+		return errors.New("nats.embed.tls: want all of ca, cert and key")
 	}
 	return nil
 }

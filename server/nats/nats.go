@@ -68,18 +68,18 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 		nats.DisconnectErrHandler(b.lost), nats.ReconnectErrHandler(b.lost), nats.ErrorHandler(b.failed),
 		nats.ConnectHandler(b.reached), nats.ReconnectHandler(b.reached),
 	}
-	if c.Creds != "" {
-		options = append(options, nats.UserCredentials(c.Creds))
+	if c.NATS.Creds != "" {
+		options = append(options, nats.UserCredentials(c.NATS.Creds))
 	}
-	if c.Listen != "" {
-		password, err := b.start(&c)
+	if c.NATS.Embed != nil {
+		password, err := b.start(c.NATS.Embed)
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("nats.embed: %w", err)
 		}
 		options = append(options, nats.InProcessServer(b.embed), nats.UserInfo(user, password))
 	}
 	var err error
-	if b.conn, err = nats.Connect(cmp.Or(c.URL, nats.DefaultURL), options...); err == nil {
+	if b.conn, err = nats.Connect(cmp.Or(c.NATS.URL, nats.DefaultURL), options...); err == nil {
 		b.stream, err = jetstream.New(b.conn)
 	}
 	if err != nil {
@@ -113,8 +113,8 @@ func (b *bus) failed(c *nats.Conn, of *nats.Subscription, err error) {
 }
 
 // start starts the embedded NATS, and returns the password of its one user.
-func (b *bus) start(c *cluster.Config) (password string, err error) {
-	o, err := embedded(c)
+func (b *bus) start(e *cluster.Embed) (password string, err error) {
+	o, err := embedded(e)
 	if err != nil {
 		return "", err
 	}
@@ -130,15 +130,15 @@ func (b *bus) start(c *cluster.Config) (password string, err error) {
 	go b.embed.Start()
 	if !b.embed.ReadyForConnections(startTime) {
 		b.stop()
-		return "", fmt.Errorf("listen: NATS does not start on %s: see the log", c.Listen)
+		return "", fmt.Errorf("listen: NATS does not start on %s: see the log", e.Listen)
 	}
 	return o.Password, nil
 }
 
 // embedded are NATS's options: a port for the other servers, and one on the loopback, without which NATS opens no port
 // at all. Its password does not leave this process.
-func embedded(c *cluster.Config) (*natsserver.Options, error) {
-	host, port, err := net.SplitHostPort(c.Listen)
+func embedded(e *cluster.Embed) (*natsserver.Options, error) {
+	host, port, err := net.SplitHostPort(e.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
@@ -155,12 +155,12 @@ func embedded(c *cluster.Config) (*natsserver.Options, error) {
 	o.Cluster = natsserver.ClusterOpts{
 		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT),
 	}
-	if c.TLS != nil {
-		if o.Cluster.TLSConfig, err = routeTLS(c.TLS); err != nil {
+	if e.TLS != nil {
+		if o.Cluster.TLSConfig, err = routeTLS(e.TLS); err != nil {
 			return nil, fmt.Errorf("tls.%w", err)
 		}
 	}
-	for i, r := range c.Routes {
+	for i, r := range e.Routes {
 		u, err := url.Parse(r)
 		if err != nil {
 			return nil, fmt.Errorf("routes[%d]: %w", i, err)

@@ -97,7 +97,7 @@ func embedded(at []int, i int) string {
 			routes = append(routes, fmt.Sprintf("nats://s:secret@127.0.0.1:%d", port))
 		}
 	}
-	return fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {listen: 127.0.0.1:%d, routes: [%s]}\n%s",
+	return fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {nats: {embed: {listen: 127.0.0.1:%d, routes: [%s]}}}\n%s",
 		20000+at[i]%10000, at[i], strings.Join(routes, ", "), deployments)
 }
 
@@ -319,14 +319,14 @@ func TestStoreAfterARestart(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	for text, want := range map[string]string{
-		"cluster: {routes: ['nats://h:1']}":                                 "cluster.listen: not set",
-		"cluster: {url: x, listen: '127.0.0.1:1'}":                          "cluster.url: not with listen",
-		"cluster: {listen: '127.0.0.1'}":                                    "cluster.listen",
-		"cluster: {listen: '127.0.0.1:1', routes: [host]}":                  "cluster.routes[0]",
-		"cluster: {listen: '127.0.0.1:6222'}":                               "cluster.routes: want",
-		"cluster: {listen: '0.0.0.0:6222', routes: ['nats://h:1']}":         "allow_plaintext",
-		"cluster: {listen: '127.0.0.1:6222', creds: f}":                     "cluster.creds",
-		"cluster: {listen: '127.0.0.1:6222', routes: ['nats://h:1'], x: 1}": "x",
+		"cluster: {nats: {}}": "cluster.nats: want one of embed and url",
+		"cluster: {nats: {url: x, embed: {listen: '127.0.0.1:1'}}}":                          "want one of",
+		"cluster: {nats: {embed: {listen: '127.0.0.1'}}}":                                    "cluster.nats.embed.listen",
+		"cluster: {nats: {embed: {listen: '127.0.0.1:1', routes: [host]}}}":                  "cluster.nats.embed.routes[0]",
+		"cluster: {nats: {embed: {listen: '127.0.0.1:6222'}}}":                               "cluster.nats.embed.routes: want",
+		"cluster: {nats: {embed: {listen: '0.0.0.0:6222', routes: ['nats://h:1']}}}":         "allow_plaintext",
+		"cluster: {nats: {embed: {listen: '127.0.0.1:6222'}, creds: f}}":                     "cluster.nats.creds",
+		"cluster: {nats: {embed: {listen: '127.0.0.1:6222', routes: ['nats://h:1'], x: 1}}}": "x",
 	} {
 		_, err := server.ParseConfig([]byte(text + deployments))
 		require.ErrorContains(t, err, want, text)

@@ -116,9 +116,9 @@ func TestRouteTLS(t *testing.T) {
 	config, err := server.ParseConfig([]byte(secured(0, filepath.Join(ours.dir, "missing"))))
 	require.NoError(t, err)
 	_, err = server.New(config, server.Options{})
-	require.ErrorContains(t, err, "cluster.tls.ca: open ")
+	require.ErrorContains(t, err, "cluster.nats.embed: tls.ca: open ")
 	_, err = server.ParseConfig([]byte(strings.Replace(embedded(at, 0), "routes:", "tls: {ca: x}, routes:", 1)))
-	require.ErrorContains(t, err, "cluster.tls: want all of ca, cert and key")
+	require.ErrorContains(t, err, "cluster.nats.embed.tls: want all of ca, cert and key")
 }
 
 // A server with another password is kept out, and logs it.
@@ -166,7 +166,7 @@ func TestRefusedCredentials(t *testing.T) {
 	})
 	var nodes [len(g.refused)]*node
 	for i := range nodes {
-		nodes[i] = start(t, fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {url: 'nats://%d:secret@%s'}\n%s",
+		nodes[i] = start(t, fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {nats: {url: 'nats://%d:secret@%s'}}\n%s",
 			1+i, i, running.Addr(), deployments))
 	}
 	for i, n := range nodes {
