@@ -367,3 +367,32 @@ func TestLegsOfAnotherMessage(t *testing.T) {
 	requireLegs(t, f, q, last, d)
 	f.idle(t)
 }
+
+// A call ends with the error of an interceptor inside that leaves the stream of a decode leg open.
+func TestLegsLeftOpen(t *testing.T) {
+	f := startLegFleet(t, 1, 1)
+	var opened atomic.Int64
+	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			s, err := open(ctx)
+			if err == nil && opened.Add(-1) == 0 {
+				s = leftOpen{s}
+			}
+			return s, err
+		}))
+	f.by["d0"].instead(func(ctx context.Context, _ *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	opened.Store(2)
+	s, err := vllmpb.NewInferenceClient(f.cc).GenerateStream(deadline(t), request())
+	require.NoError(t, err)
+	_, err = s.Recv()
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
+	f.idle(t)
+}
+
+// leftOpen is a stream whose messages an interceptor refuses.
+type leftOpen struct{ grpc.ClientStream }
+
+func (leftOpen) RecvMsg(any) error { return status.Error(codes.InvalidArgument, "refused") }

@@ -137,7 +137,9 @@ func (a *Attempts) last() attempt {
 // lost returns what has failed where an attempt ended with err: the attempt, or its prefill leg. It reports the outcome.
 func (a *Attempts) lost(err error) (attempt, error) {
 	l := a.call.legs
-	l.finish(a.call)
+	if l.dispute(err) {
+		l.finish(a.call)
+	}
 	a.call.mu.Lock()
 	a.call.complete()
 	a.call.mu.Unlock()
