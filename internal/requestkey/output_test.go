@@ -103,6 +103,19 @@ func TestResumeIsRefused(t *testing.T) {
 // outputStep is a message of an attempt, and what the application gets of it; nil = the same.
 type outputStep struct{ sent, got []pv }
 
+// receive gives an output the messages of an attempt.
+func receive(t *testing.T, output *Output, steps []outputStep) {
+	for _, s := range steps {
+		msg := build(t, nil, s.sent...)
+		deliver, useless := output.Read(msg)
+		require.False(t, useless)
+		require.Equal(t, s.got == nil || len(s.got) > 0, deliver)
+		if len(s.got) > 0 {
+			require.Equal(t, message{typed: build(t, nil, s.got...)}.encoded(), message{typed: msg}.encoded())
+		}
+	}
+}
+
 // Counts and lists of a later attempt become those of the whole stream.
 func TestOutputOfEngines(t *testing.T) {
 	chunk := func(ids []uint32, prompt, total uint32) []pv {
@@ -162,23 +175,12 @@ func TestOutputOfEngines(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, fields := resuming(t, tt.method)
 			output, _ := m.Output(build(t, nil, fields...), 1<<20, false, new(Ends))
-			receive := func(steps []outputStep) {
-				for _, s := range steps {
-					msg := build(t, nil, s.sent...)
-					deliver, useless := output.Read(msg)
-					require.False(t, useless)
-					require.Equal(t, s.got == nil || len(s.got) > 0, deliver)
-					if len(s.got) > 0 {
-						require.Equal(t, message{typed: build(t, nil, s.got...)}.encoded(), message{typed: msg}.encoded())
-					}
-				}
-			}
-			receive(tt.first)
+			receive(t, output, tt.first)
 			next := output.Next()
 			require.NotNil(t, next)
 			require.Equal(t, tt.prompt, read(m, everything, next).Prompt.Tokens)
 			require.EqualValues(t, tt.bound, m.MaxTokens(next))
-			receive(tt.second)
+			receive(t, output, tt.second)
 			require.Equal(t, tt.ended, output.Ended())
 		})
 	}
@@ -243,15 +245,7 @@ func TestOutputWithATokenOfThePrefillLeg(t *testing.T) {
 			}
 			require.False(t, output.WantsPrefilled())
 			require.Equal(t, message{typed: build(t, nil, tt.given...)}.encoded(), message{typed: msg}.encoded())
-			for _, s := range tt.decode {
-				msg := build(t, nil, s.sent...)
-				deliver, useless := output.Read(msg)
-				require.False(t, useless)
-				require.Equal(t, s.got == nil || len(s.got) > 0, deliver)
-				if len(s.got) > 0 {
-					require.Equal(t, message{typed: build(t, nil, s.got...)}.encoded(), message{typed: msg}.encoded())
-				}
-			}
+			receive(t, output, tt.decode)
 			if require.Equal(t, tt.differs, output.Differs()); tt.differs {
 				next := output.Next()
 				require.Equal(t, []uint32{1, 2, 3, 11}, read(m, everything, next).Prompt.Tokens)
