@@ -33,21 +33,23 @@ const (
 	maxUnsent = 4096
 	// closeTime is how long Close waits for what is not sent yet.
 	closeTime = time.Second
-	// user is the one user of the embedded NATS.
-	user = "warmpath"
+	// user and operator are the users of the embedded NATS.
+	user, operator = "warmpath", "operator"
 )
 
 // bus implements [cluster.Bus] over NATS.
 type bus struct {
-	conn   *nats.Conn
-	stream jetstream.JetStream
-	embed  *natsserver.Server // nil = it runs elsewhere
-	dir    string             // of the embedded one; "" = none
-	copies int                // of what the store has
-	log    *slog.Logger
-	unsent chan message
-	ended  chan struct{} // closed when all is sent
-	cause  string        // why NATS cannot be reached; of the callbacks, which one goroutine calls
+	conn     *nats.Conn
+	stream   jetstream.JetStream
+	embed    *natsserver.Server // nil = it runs elsewhere
+	dir      string             // of the embedded one; "" = none
+	password string             // likewise
+	copies   int                // of what the store has
+	log      *slog.Logger
+	unsent   chan message
+	ended    chan struct{} // closed when all is sent
+	group    *group        // nil = NATS runs elsewhere
+	cause    string        // why NATS cannot be reached; of the callbacks, which one goroutine calls
 }
 
 type message struct {
@@ -72,11 +74,10 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 		options = append(options, nats.UserCredentials(c.NATS.Creds))
 	}
 	if c.NATS.Embed != nil {
-		password, err := b.start(c.NATS.Embed)
-		if err != nil {
+		if err := b.start(c.NATS.Embed); err != nil {
 			return nil, fmt.Errorf("nats.embed: %w", err)
 		}
-		options = append(options, nats.InProcessServer(b.embed), nats.UserInfo(user, password))
+		options = append(options, nats.InProcessServer(b.embed), nats.UserInfo(user, b.password))
 	}
 	var err error
 	if b.conn, err = nats.Connect(cmp.Or(c.NATS.URL, nats.DefaultURL), options...); err == nil {
@@ -85,6 +86,12 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 	if err != nil {
 		b.stop()
 		return nil, fmt.Errorf("nats: %w", err)
+	}
+	if b.embed != nil {
+		if b.group, err = joinGroup(b.embed, b.password); err != nil {
+			b.stop()
+			return nil, err
+		}
 	}
 	go b.send()
 	return b, nil
@@ -112,32 +119,33 @@ func (b *bus) failed(c *nats.Conn, of *nats.Subscription, err error) {
 	b.log.Warn("warmpath: NATS drops messages", "error", err) // the gap is found by the sequence
 }
 
-// start starts the embedded NATS, and returns the password of its one user.
-func (b *bus) start(e *cluster.Embed) (password string, err error) {
-	o, err := embedded(e)
+// start starts the embedded NATS.
+func (b *bus) start(e *cluster.Embed) error {
+	b.password = nuid.Next() + nuid.Next()
+	o, err := embedded(e, b.password)
 	if err != nil {
-		return "", err
+		return err
 	}
 	if b.dir, err = os.MkdirTemp("", "warmpath-nats-"); err != nil {
-		return "", err
+		return err
 	}
 	o.StoreDir = b.dir
 	if b.embed, err = natsserver.NewServer(o); err != nil {
-		return "", errors.Join(err, os.RemoveAll(b.dir))
+		return errors.Join(err, os.RemoveAll(b.dir))
 	}
 	b.copies = 3
 	b.embed.SetLoggerV2(logger{b.log}, false, false, false)
 	go b.embed.Start()
 	if !b.embed.ReadyForConnections(startTime) {
 		b.stop()
-		return "", fmt.Errorf("listen: NATS does not start on %s: see the log", e.Listen)
+		return fmt.Errorf("listen: NATS does not start on %s: see the log", e.Listen)
 	}
-	return o.Password, nil
+	return nil
 }
 
 // embedded are NATS's options: a port for the other servers, and one on the loopback, without which NATS opens no port
-// at all. Its password does not leave this process.
-func embedded(e *cluster.Embed) (*natsserver.Options, error) {
+// at all, whose password does not leave this process.
+func embedded(e *cluster.Embed, password string) (*natsserver.Options, error) {
 	host, port, err := net.SplitHostPort(e.Listen)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
@@ -148,10 +156,13 @@ func embedded(e *cluster.Embed) (*natsserver.Options, error) {
 	}
 	o := &natsserver.Options{
 		ServerName: "warmpath-" + nuid.Next(), NoSigs: true, JetStream: true,
-		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, Username: user, Password: nuid.Next() + nuid.Next(),
+		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT,
 		JetStreamMaxMemory: 256 << 20, JetStreamMaxStore: 256 << 20, MaxPayload: 4 << 20,
 		PingInterval: pingInterval, MaxPingsOut: 2, WriteDeadline: 2 * time.Second,
 	}
+	system := natsserver.NewAccount(natsserver.DEFAULT_SYSTEM_ACCOUNT)
+	o.Accounts, o.SystemAccount = []*natsserver.Account{system}, system.Name
+	o.Users = []*natsserver.User{{Username: user, Password: password}, {Username: operator, Password: password, Account: system}}
 	o.Cluster = natsserver.ClusterOpts{
 		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT),
 	}
@@ -212,6 +223,9 @@ func (b *bus) Store(name string) policy.Store { return newStore(b.stream, name, 
 
 // Close implements [cluster.Bus].
 func (b *bus) Close() {
+	if b.group != nil {
+		b.group.leave()
+	}
 	close(b.unsent)
 	select {
 	case <-b.ended:

@@ -205,33 +205,40 @@ func TestEmbedded(t *testing.T) {
 	require.Len(t, c.deployment(t).GetReplicas(), 3, "what registered with it stays for its lease")
 }
 
-// openStores returns the store of each server of a cluster, and what ends them all.
-func openStores(t testing.TB, at []int) (all []policy.Store, end func()) {
+// openBus opens the bus of server i, and returns the store on it.
+func openBus(t testing.TB, at []int, i int) (cluster.Bus, policy.Store) {
 	t.Helper()
-	var buses []cluster.Bus
-	for i := range at {
-		c, err := server.ParseConfig([]byte(embedded(at, i)))
-		require.NoError(t, err)
-		b, err := cluster.Open(c.Cluster, slog.New(slog.DiscardHandler))
-		require.NoError(t, err)
-		buses, all = append(buses, b), append(all, b.Store("chat"))
-	}
-	return all, func() {
-		for _, b := range buses {
-			b.Close()
-		}
-	}
+	c, err := server.ParseConfig([]byte(embedded(at, i)))
+	require.NoError(t, err)
+	b, err := cluster.Open(c.Cluster, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	return b, b.Store("chat")
+}
+
+// set writes a value once the servers of NATS have elected a leader.
+func set(t testing.TB, s policy.Store, key string) (version uint64) {
+	t.Helper()
+	require.Eventually(t, func() (ok bool) {
+		var err error
+		version, err = s.Set(soon(t), key, nil, time.Minute)
+		return err == nil
+	}, 2*time.Minute, 50*time.Millisecond)
+	return version
 }
 
 // A store has the semantics of the one in memory, and the servers share it.
 func TestStore(t *testing.T) {
+	t.Parallel()
 	ctx := soon(t)
-	all, end := openStores(t, ports(t, 3))
-	defer end()
+	at, all := ports(t, 3), make([]policy.Store, 3)
+	for i := range all {
+		b, s := openBus(t, at, i)
+		defer b.Close()
+		all[i] = s
+	}
 	x, y := all[0], all[1]
-	var first uint64
+	first, err := uint64(0), error(nil)
 	require.Eventually(t, func() (ok bool) { // the servers of NATS elect a leader first
-		var err error
 		first, err = x.Set(ctx, "key/with any * byte", []byte("one"), time.Minute)
 		return err == nil
 	}, time.Minute, 50*time.Millisecond)
@@ -298,23 +305,6 @@ func TestStore(t *testing.T) {
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, count, 60)
 	require.LessOrEqual(t, count, 60+int(unsure.Load()))
-}
-
-// Versions go on rising where all servers were restarted: one of before is not that of another value.
-func TestStoreAfterARestart(t *testing.T) {
-	at, last := ports(t, 3), uint64(0)
-	for range 2 {
-		all, end := openStores(t, at)
-		var version uint64
-		require.Eventually(t, func() (ok bool) { // the servers of NATS elect a leader first
-			var err error
-			version, err = all[0].Set(soon(t), "k", nil, time.Minute)
-			return err == nil
-		}, time.Minute, 50*time.Millisecond)
-		require.Greater(t, version, last)
-		last = version
-		end()
-	}
 }
 
 func TestConfig(t *testing.T) {

@@ -21,8 +21,9 @@ type store struct {
 	js     jetstream.JetStream
 	config jetstream.StreamConfig
 
-	mu     sync.Mutex       // guards stream; held while the bucket is made
+	mu     sync.Mutex       // guards what follows; held while the bucket is made
 	stream jetstream.Stream // nil = not made yet
+	silent time.Time        // since when no server answers for the bucket; zero = one does
 }
 
 const (
@@ -30,6 +31,9 @@ const (
 	storeBytes = 16 << 20
 	// storeTime bounds a call: without a majority of the servers there is no answer.
 	storeTime = 2 * time.Second
+	// lostTime is after how long without a server that answers for the bucket, though there is a majority, another one is
+	// made: those that had it are gone.
+	lostTime = 10 * time.Second
 )
 
 func newStore(js jetstream.JetStream, name string, copies int) *store {
@@ -72,6 +76,21 @@ func (s *store) bucket(ctx context.Context) (jetstream.Stream, error) {
 		s.stream = stream
 	}
 	return stream, err
+}
+
+// answered notes how a write ended, and removes a bucket that is lost.
+func (s *store) answered(ctx context.Context, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case !errors.Is(err, jetstream.ErrNoStreamResponse):
+		s.silent = time.Time{}
+	case s.silent.IsZero():
+		s.silent = time.Now()
+	case time.Since(s.silent) > lostTime:
+		s.stream, s.silent = nil, time.Time{}
+		_ = s.js.DeleteStream(ctx, s.config.Name) // if that fails the next write finds it silent again
+	}
 }
 
 // Get implements [policy.Store].
@@ -124,6 +143,7 @@ func (s *store) write(
 	ttl = (ttl + time.Second - 1).Truncate(time.Second) // JetStream has whole seconds
 	o = append(o, jetstream.WithMsgTTL(ttl), jetstream.WithRetryAttempts(0))
 	ack, err := s.js.Publish(ctx, s.subject(key), value, o...)
+	s.answered(ctx, err)
 	var api *jetstream.APIError
 	if errors.As(err, &api) && api.ErrorCode == jetstream.JSErrCodeStreamWrongLastSequence {
 		return 0, policy.ErrConflict
