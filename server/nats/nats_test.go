@@ -228,7 +228,6 @@ func set(t testing.TB, s policy.Store, key string) (version uint64) {
 
 // A store has the semantics of the one in memory, and the servers share it.
 func TestStore(t *testing.T) {
-	t.Parallel()
 	ctx := soon(t)
 	at, all := ports(t, 3), make([]policy.Store, 3)
 	for i := range all {
