@@ -177,7 +177,7 @@ func TestBytesOfTheClusterAreWithheld(t *testing.T) {
 		return (&wire{ends: make(map[*wireEnd]bool)}).end(), nil
 	}
 	d := digestOf(chatToken)
-	f := start(t, "cluster: {url: 'nats://nowhere:4222'}\n"+strings.Replace(tenants, "b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", hex.EncodeToString(d[:]), 1))
+	f := start(t, "cluster: {nats: {url: 'nats://nowhere:4222'}}\n"+strings.Replace(tenants, "b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", hex.EncodeToString(d[:]), 1))
 	f.tick("chat")
 	sent := make(map[bool]uint64)
 	for token, trusted := range map[string]bool{trustedToken: true, chatToken: false} {
