@@ -15,8 +15,8 @@
 //
 // With max_load_factor a replica is also passed, without using up a fallback,
 // while this request would lift its reservations above that factor times the mean
-// of the connected ones; if all are above, the first with room is taken. A replica
-// has points in proportion to its weight.
+// of the connected ones; if all are above, the first with room is taken. With
+// weighted, a replica has points in proportion to its weight.
 //
 // Complexity. O(log points) to find the key, then usually one replica looked
 // at; 0 allocations while a replica is available. max_load_factor adds a sum
@@ -28,7 +28,7 @@
 // room and a connection, one session has one replica; when one of N replicas
 // joins or leaves about 1/N of the sessions move, and no session moves between
 // two others. A lost connection moves sessions only while it is down.
-// Agreement: the order depends on the ids and weights and on the
+// Agreement: the order depends on the ids (and weights, if weighted) and on the
 // key alone, not on the fleet's order, its history or the process.
 //
 // Source: Ray Serve's ConsistentHashRouter, whose hash and points these are (see
@@ -48,7 +48,7 @@ import (
 const Name = "consistent_hash"
 
 // hashing is the policy consistent_hash. choose and fleetChanged run under the
-// Router's lock, which guards everything but the ring and the epoch.
+// Router's lock, which guards everything but the ring.
 type hashing struct {
 	cfg       Config
 	fallbacks int
@@ -56,7 +56,7 @@ type hashing struct {
 
 	members map[string]*member // by replica id
 	walk    uint64             // number of the walk under way
-	epoch   atomic.Uint64      // of the View whose weights the ring has
+	epoch   uint64             // of the View whose weights the ring has
 }
 
 // New returns the policy with an empty ring.
@@ -91,7 +91,7 @@ func newHashing(c Config) (*hashing, error) {
 // chooseQuick returns the session's own replica, if it has room and a connection.
 func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
 	ring := *p.ring.Load()
-	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.epoch.Load() != v.Epoch() || len(ring) == 0 {
+	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring) == 0 {
 		return nil, ""
 	}
 	r := v.ByID(ring[ring.after(Hash(q.Affinity()))].owner.id)
@@ -102,7 +102,7 @@ func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica
 }
 
 func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
-	if p.epoch.Load() != v.Epoch() {
+	if p.cfg.Weighted && p.epoch != v.Epoch() {
 		p.reweigh(v)
 	}
 	if key := cmp.Or(q.Affinity(), q.ID); key != "" {
@@ -185,7 +185,7 @@ func (p *hashing) bound(v policy.View) float64 {
 }
 
 func (p *hashing) weight(r *policy.Replica) float64 {
-	if r.Weight <= 0 {
+	if !p.cfg.Weighted || r.Weight <= 0 {
 		return 1
 	}
 	return min(r.Weight, maxWeight)

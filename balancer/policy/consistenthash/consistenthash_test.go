@@ -34,30 +34,32 @@ func TestConfigBounds(t *testing.T) {
 
 // Whatever the history of a fleet, its ring is that of a new one.
 func TestRingDoesNotDependOnHistory(t *testing.T) {
-	c := Config{}.WithDefaults()
-	c.NumVirtualNodes = 7
-	p := with(c)
-	r := policytest.NewRouter(t, p.policy(), nil)
-	rnd := routertest.Seeded(3)
-	pool := policytest.Fleet(20)
-	for range 200 {
-		rnd.Shuffle(len(pool), func(a, b int) { pool[a], pool[b] = pool[b], pool[a] })
-		fleet := slices.Clone(pool[:1+rnd.IntN(len(pool))])
-		for i := range fleet {
-			fleet[i].Weight = float64(rnd.IntN(4)) / 2
-		}
-		policytest.SetFleet(r, fleet)
-		policytest.Route(t, r, policytest.Session("any")) // reads new weights
+	for _, weighted := range []bool{false, true} {
+		c := Config{}.WithDefaults()
+		c.NumVirtualNodes, c.Weighted = 7, weighted
+		p := with(c)
+		r := policytest.NewRouter(t, p.policy(), nil)
+		rnd := routertest.Seeded(3)
+		pool := policytest.Fleet(20)
+		for range 200 {
+			rnd.Shuffle(len(pool), func(a, b int) { pool[a], pool[b] = pool[b], pool[a] })
+			fleet := slices.Clone(pool[:1+rnd.IntN(len(pool))])
+			for i := range fleet {
+				fleet[i].Weight = float64(rnd.IntN(4)) / 2
+			}
+			policytest.SetFleet(r, fleet)
+			policytest.Route(t, r, policytest.Session("any")) // reads new weights
 
-		fresh := with(c)
-		policytest.NewRouter(t, fresh.policy(), fleet)
-		got, want := *p.ring.Load(), *fresh.ring.Load()
-		require.Len(t, got, len(want))
-		for i := range got {
-			require.Equal(t, want[i].hash, got[i].hash)
-			require.Equal(t, want[i].owner.id, got[i].owner.id)
+			fresh := with(c)
+			policytest.NewRouter(t, fresh.policy(), fleet)
+			got, want := *p.ring.Load(), *fresh.ring.Load()
+			require.Len(t, got, len(want))
+			for i := range got {
+				require.Equal(t, want[i].hash, got[i].hash)
+				require.Equal(t, want[i].owner.id, got[i].owner.id)
+			}
+			require.Len(t, p.members, len(fleet))
 		}
-		require.Len(t, p.members, len(fleet))
 	}
 }
 
@@ -217,7 +219,7 @@ func TestBoundedLoad(t *testing.T) {
 
 func TestBoundedLoadWeighted(t *testing.T) {
 	c := Config{}.WithDefaults()
-	c.MaxLoadFactor = 1.25
+	c.MaxLoadFactor, c.Weighted = 1.25, true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
 	r := policytest.NewRouter(t, with(c).policy(), fleet)
@@ -249,6 +251,7 @@ func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
 
 func TestWeightedShares(t *testing.T) {
 	c := Config{}.WithDefaults()
+	c.Weighted = true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
 	r := policytest.NewRouter(t, with(c).policy(), fleet)

@@ -84,7 +84,7 @@ func (p *hashing) reweigh(v policy.View) {
 		}
 	}
 	p.replace(changed, changed)
-	p.epoch.Store(v.Epoch())
+	p.epoch = v.Epoch()
 }
 
 // pointsOf returns how many points a replica has.
