@@ -14,9 +14,9 @@ import (
 // avoid that, where the connection of the other one is gone, the other leg has ended without its connection, or the
 // lease was over. Else, and with any other status, each leg is judged as any attempt.
 
-// verdict is for how long the end of the other leg is awaited before a disputed one is judged: what breaks a transfer
+// disputeTime is for how long the end of the other leg is awaited before a disputed one is judged: what breaks a transfer
 // breaks the connection, too.
-const verdict = 100 * time.Millisecond
+const disputeTime = 100 * time.Millisecond
 
 // ofTransfer reports whether a leg that ended with err may have failed with the transfer.
 func ofTransfer(err error) bool {

@@ -307,7 +307,7 @@ func (l *legs) ended(err error) {
 		select {
 		case <-sent:
 		case <-l.prefill.Done():
-		case <-time.After(verdict):
+		case <-time.After(disputeTime):
 		}
 	}
 	l.prefill.End()
@@ -411,7 +411,7 @@ func (l *legs) finish(c *Call) {
 		select {
 		case <-l.done:
 			return
-		case <-time.After(verdict):
+		case <-time.After(disputeTime):
 		}
 	}
 	l.prefill.cancel()
