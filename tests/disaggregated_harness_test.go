@@ -326,6 +326,23 @@ func (f *kvFleet) nothingReserved() {
 	}
 }
 
+// killInTurn kills an engine that prefills, one that decodes, and then the other two. They are served again after calm,
+// which lets calls pass.
+func (f *kvFleet) killInTurn(o kvOptions, calm func()) {
+	f.t.Helper()
+	for _, victims := range [][]*kvEngine{f.of("p")[:1], f.of("d")[:1], {f.of("p")[1], f.of("d")[1]}} {
+		for _, e := range victims {
+			e.cut.Store(true)
+			e.server.Kill()
+		}
+		calm()
+		for _, e := range victims {
+			f.restart(e, o)
+		}
+		calm()
+	}
+}
+
 // restart serves a killed engine at its old addresses.
 func (f *kvFleet) restart(e *kvEngine, o kvOptions) {
 	f.t.Helper()

@@ -102,18 +102,8 @@ func TestDisaggregatedDeathsUnderLoad(t *testing.T) {
 					t.Errorf("%d of %d: %v", i, w, err)
 				}
 			})
-			for _, victims := range [][]*kvEngine{f.of("p")[:1], f.of("d")[:1], {f.of("p")[1], f.of("d")[1]}} {
-				calls.advance(calm)
-				for _, e := range victims {
-					e.cut.Store(true)
-					e.server.Kill()
-				}
-				calls.advance(calm)
-				for _, e := range victims {
-					f.restart(e, o)
-				}
-			}
 			calls.advance(calm)
+			f.killInTurn(o, func() { calls.advance(calm) })
 			calls.end()
 			f.nothingReserved()
 		})

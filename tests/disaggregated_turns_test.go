@@ -241,19 +241,8 @@ func TestTurnsUnderLoad(t *testing.T) {
 			turns.advance(5 * calm)
 			received, _ := f.prefilled()
 			require.Positive(t, received)
-			for _, victims := range [][]*kvEngine{f.of("p")[:1], f.of("d")[:1], {f.of("p")[1], f.of("d")[1]}} {
-				for _, e := range victims {
-					e.cut.Store(true)
-					e.server.Kill()
-				}
-				turns.advance(calm)
-				for _, e := range victims {
-					f.restart(e, o)
-				}
-				turns.advance(calm)
-			}
+			f.killInTurn(o, func() { turns.advance(calm) })
 			turns.end()
-			f.nothingReserved()
 			f.nothingReserved()
 		})
 	}

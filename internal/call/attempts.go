@@ -134,7 +134,8 @@ func (a *Attempts) last() attempt {
 	return a.call.outcome.last
 }
 
-// lost returns what has failed where an attempt ended with err: the attempt, or its prefill leg. It reports the outcome.
+// lost returns what has failed where an attempt ended with err: the attempt, or its prefill leg. It reports the
+// outcome.
 func (a *Attempts) lost(err error) (attempt, error) {
 	l := a.call.legs
 	if l.dispute(err) {

@@ -9,12 +9,12 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// Where the transfer between two legs breaks, the engine of either answers with a status of its own, also where it is the
-// other replica that has died. Such a status is disputed: it is no evidence against its replica, and the retry does not
-// avoid that, where the connection of the other one is gone, the other leg has ended without its connection, or the
-// lease was over. Else, and with any other status, each leg is judged as any attempt.
+// When one of two replicas dies, the transfer between their legs breaks, and the engine of the other replica answers with
+// a status such as INTERNAL. A leg that ends so is disputed. It is no evidence against its replica, and the retry does
+// not avoid that replica, if the connection to the other one is gone, the other leg has failed by itself, or the lease
+// was over. All other legs are judged as any attempt.
 
-// disputeTime is for how long the end of the other leg is awaited before a disputed one is judged: what breaks a transfer
+// disputeTime is how long a disputed leg waits for the end of the other one before it is judged: what breaks a transfer
 // breaks the connection, too.
 const disputeTime = 100 * time.Millisecond
 
@@ -100,8 +100,8 @@ func (l *legs) decoded(err error) {
 	}
 }
 
-// attempt returns what is closed when gRPC is done with the attempt of the decode leg; nil = none is under way. lost is the
-// error that the last one ended with.
+// attempt returns what is closed when gRPC is done with the attempt of the decode leg; nil = none is under way. lost is
+// the error that the last one ended with.
 func (l *legs) attempt() (done <-chan struct{}, lost error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

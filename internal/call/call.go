@@ -28,9 +28,9 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// A Call is one call of the application, from the interceptor to the end of its last attempt. Its Scope is the context of
-// its attempts, so that a picker finds it. An attempt passes five stages, four in the order of this file, the last in
-// outcome.go:
+// A Call is one call of the application, from the interceptor to the end of its last attempt. Its Scope is the context
+// of its attempts, so that a picker finds it. An attempt passes five stages, four in the order of this file, the last
+// in outcome.go:
 //
 //	key       what the policy may look at, from the message and the metadata
 //	admit     is it sent at all: a prompt where one is required, and none in quarantine

@@ -394,8 +394,8 @@ func (l *legs) replica() string {
 	return l.prefill.Decision().Replica.ID
 }
 
-// finish waits for the end of both legs' RPCs, after an attempt of c that failed. A prefill leg that has answered ends by
-// itself. The decode leg has failed, or was cancelled since the other one has.
+// finish waits for the end of both legs' RPCs, after an attempt of c that failed. A prefill leg that has answered ends
+// by itself. The decode leg has failed, or was cancelled since the other one has.
 func (l *legs) finish(c *Call) {
 	if l == nil || l.done == nil {
 		return
