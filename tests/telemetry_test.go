@@ -3,6 +3,7 @@ package tests
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"slices"
 	"strings"
@@ -124,6 +125,50 @@ func TestDecisionsOnSpans(t *testing.T) {
 			}
 		})
 	}
+}
+
+// cutOff is a stream that an interceptor ends after its first message, and leaves open.
+type cutOff struct {
+	grpc.ClientStream
+	answered bool
+}
+
+func (s *cutOff) RecvMsg(m any) error {
+	if s.answered {
+		return io.EOF
+	}
+	s.answered = true
+	return s.ClientStream.RecvMsg(m)
+}
+
+// The usage in a Decision is complete when the call ends, and is not written later, when gRPC ends a stream that an
+// interceptor inside has left open.
+func TestUsageOfAStreamLeftOpen(t *testing.T) {
+	rs := replicas(t, 1)
+	rs[0].stream = func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+		if err := s.Send(answer(`{"usage":{"prompt_tokens":100}}`)); err != nil {
+			return err
+		}
+		<-s.Context().Done()
+		return nil
+	}
+	m := newMeter(t)
+	cc := dial(t, target(rs...), m.option, client.WithConfig(
+		`{"dialects":[{"methods":["`+streamingMethod+`"],"prompt":"3.2","usage":{"json":"1.2"}}]}`),
+		opening(func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
+			s, err := open(ctx)
+			return &cutOff{ClientStream: s}, err
+		}))
+	var d client.Decision
+	ctx, cancel := context.WithCancel(client.WithDecision(deadline(t), &d))
+	defer cancel()
+	_, err := read(testpb.NewTestServiceClient(cc).StreamingOutputCall(ctx, prompt("x")))
+	require.NoError(t, err)
+	require.Equal(t, 100, d.Usage.PromptTokens)
+	cancel()
+	eventually(t, "the end of the stream", func() bool {
+		return m.sum(t, "warmpath.replica.ongoing") == 0 && d.Usage.PromptTokens == 100
+	})
 }
 
 // The cached tokens that the replica reports are counted beside the predicted ones.

@@ -167,9 +167,12 @@ func (c *Call) finish() *legs {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.Attempts.free()
-	c.ended = true
 	c.reserved.drop(&c.key.request)
 	c.complete()
+	if !c.ended && c.route != nil && c.route.Report != nil { // the application reads it from now on
+		c.route.Report.Usage = c.outcome.result.Usage
+	}
+	c.ended = true
 	if c.Resume != nil {
 		c.Resume.forget()
 	}
@@ -202,9 +205,6 @@ func (c *Call) complete() {
 		telemetry.Ejected(trace.SpanFromContext(c.Context), b.Router, d.Replica)
 	}
 	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, &c.outcome.result)
-	if c.route != nil && c.route.Report != nil {
-		c.route.Report.Usage = usage
-	}
 	c.outcome.result = policy.Outcome{Usage: usage}
 }
 
