@@ -35,8 +35,17 @@ func (s routingService) ReportLife(ctx context.Context,
 
 // lived applies one report. It returns false if there is no such reservation.
 func (s *Server) lived(p *principal, r *warmpathv1.LifeReport) bool {
+	all := *s.deployments.Load()
+	if session := r.GetEndedSession(); session != 0 {
+		for name, d := range all {
+			if p.may(name) {
+				d.hosted.Load().router.Fleet.Forget(session)
+			}
+		}
+		return true
+	}
 	name := deploymentOf(r.GetReservation())
-	d := (*s.deployments.Load())[name]
+	d := all[name]
 	return d != nil && p.may(name) && d.picks.lived(r)
 }
 

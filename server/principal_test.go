@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
 	channelzpb "google.golang.org/grpc/channelz/grpc_channelz_v1"
 	"google.golang.org/grpc/codes"
@@ -353,5 +354,37 @@ principals:
 		require.NoError(t, err)
 		require.Equal(t, most, previews.Load())
 		require.Equal(t, most == 256, len(a.GetCandidates()) == 256)
+	}
+}
+
+// The end of a session is reported by its hash alone, and frees what the deployments of the principal keep of it.
+func TestSessionsEnd(t *testing.T) {
+	const x, y = "principal-x-0123456789", "principal-y-0123456789"
+	config := func(draining string) string {
+		return `
+principals: [{name: first, token: ` + x + `, deployments: [chat]}, {name: second, token: ` + y + `, deployments: [code]}]
+deployments:
+  chat: {policy: {consistent_hash: {}}, replicas: [{id: a, address: "10.0.0.1:1"` + draining + `}, {id: b, address: "10.0.0.2:1"}]}
+  code: {policy: {round_robin: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}
+`
+	}
+	f := start(t, config(""))
+	home := func(session string) string {
+		a, err := f.with(t, x).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Key: &warmpathv1.RequestKey{Session: session}})
+		require.NoError(t, err)
+		return a.GetReplica().GetId()
+	}
+	session := ""
+	for session == "" || home(session) != "a" {
+		session += "s"
+	}
+	require.NoError(t, f.Update(parse(t, config(", draining: true"))))
+	require.Equal(t, "a", home(session), "it is kept")
+	ends := &warmpathv1.ReportLifeRequest{Lives: []*warmpathv1.LifeReport{{EndedSession: xxh3.HashString(session)}}}
+	for _, tt := range []struct{ token, home string }{{y, "a"}, {x, "b"}} {
+		a, err := f.with(t, tt.token).ReportLife(soon(t), ends)
+		require.NoError(t, err)
+		require.Empty(t, a.GetUnknown())
+		require.Equal(t, tt.home, home(session))
 	}
 }

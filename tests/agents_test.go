@@ -100,6 +100,30 @@ func TestSessionEnds(t *testing.T) {
 	drain(false)
 }
 
+// In mode central the end of a session reaches the look-aside server, which frees what it keeps of it.
+func TestSessionEndsAtTheServer(t *testing.T) {
+	rs := replicas(t, 2)
+	deployment := func(draining bool) string {
+		return fmt.Sprintf("    mode: central\n    central_deadline: 5s\n    policy: {consistent_hash: {}}\n    replicas:\n"+
+			"    - {address: %q, draining: %v}\n    - {address: %q}", rs[0].addr, draining, rs[1].addr)
+	}
+	a, b := rs[0].addr, rs[1].addr
+	at, push := reconfigurable(t, deployment(false))
+	cc := dial(t, "warmpath://"+at+"/chat")
+	connected(t, cc, rs)
+	untilCentral(t, cc)
+	ids := sessionsOn(t, cc, a, 2)
+	ended, other := client.NewSession(ids[0]), client.NewSession(ids[1])
+	require.Equal(t, a, home(t, cc, ended))
+	require.Equal(t, a, home(t, cc, other))
+	push(deployment(true))
+	require.Equal(t, b, home(t, cc, ended.Fork("new")), "the replica drains")
+	require.Equal(t, a, home(t, cc, ended), "it is kept")
+	ended.End()
+	require.Equal(t, b, home(t, cc, ended), "the end is reported before the next request")
+	require.Equal(t, a, home(t, cc, other))
+}
+
 // The agent headers carry sessions, and a child session goes to the replica of its parent.
 func TestAgentHeaders(t *testing.T) {
 	cc, _ := agentFleet(t)

@@ -7,6 +7,7 @@ import (
 	"weak"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // A Session is a conversation with its own life: its calls share a prefix that grows, so they go where it is cached.
@@ -28,8 +29,8 @@ func (s *Session) Fork(child string) *Session {
 	return &Session{id: child, parent: cmp.Or(s.parent, s.id)}
 }
 
-// End frees what the channels of its calls keep of the session. Its calls that are under way go on; a later call
-// begins the session anew. Children are not ended.
+// End frees what the channels of its calls keep of the session, and their look-aside servers. Its calls that are under
+// way go on; a later call begins the session anew. Children are not ended.
 func (s *Session) End() {
 	s.mu.Lock()
 	used := s.used
@@ -71,7 +72,7 @@ func (s *Session) has(h *Handle) bool {
 	return slices.Contains(s.used, w)
 }
 
-// forget frees what the channel keeps of a session.
+// forget frees what the channel keeps of a session, and in mode central its server.
 func (h *Handle) forget(session string) {
 	h.pulls.forget(session)
 	h.mu.Lock()
@@ -80,7 +81,11 @@ func (h *Handle) forget(session string) {
 		all = append(all, h.kept)
 	}
 	h.mu.Unlock()
+	hash := state.SessionHash(session)
 	for _, b := range all {
-		b.Router.Fleet.Forget(session)
+		b.Router.Fleet.Forget(hash)
+		if s := b.Central.Server; s != nil {
+			s.Forget(hash)
+		}
 	}
 }

@@ -62,7 +62,7 @@ type Central struct {
 	probe   time.Time        // when the next request is sent, once tripAfter are missed
 
 	live    map[*Reservation]struct{}
-	reports []*warmpathv1.LifeReport // to be sent
+	reports []*lifeReport // to be sent
 }
 
 // An Answer is where a server sends a call.

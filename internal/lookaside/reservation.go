@@ -79,7 +79,7 @@ func (x *Reservation) Prefilled() {
 	defer x.central.mu.Unlock()
 	if x.lives() && !x.done && (x.tokens > 0 || x.prefill != x.replica) {
 		x.done = true
-		x.central.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE, nil)
+		x.central.report(&lifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PREFILL_COMPLETE})
 	}
 }
 
@@ -95,22 +95,36 @@ func (x *Reservation) Released(o *policy.Outcome) {
 	if o != nil {
 		outcome = outcomeOf(o)
 	}
-	x.central.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_RELEASED, outcome)
+	x.central.release(x.id, outcome)
 }
 
 // giveBack releases a reservation that is of no use. Called with mu held.
 func (c *Central) giveBack(r *warmpathv1.Reservation) {
 	if r.GetId() != "" {
-		c.report(r.GetId(), warmpathv1.LifeStage_LIFE_STAGE_RELEASED, new(warmpathv1.Outcome))
+		c.release(r.GetId(), new(warmpathv1.Outcome))
 	}
 }
 
-// report has the server sent what became of a reservation. Called with mu held.
-func (c *Central) report(id string, stage warmpathv1.LifeStage, o *warmpathv1.Outcome) {
+// release has the server release a reservation. Called with mu held.
+func (c *Central) release(id string, o *warmpathv1.Outcome) {
+	c.report(&lifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED, Outcome: o})
+}
+
+// Forget has the server free what it keeps of a session that has ended, given as state.SessionHash.
+func (c *Central) Forget(session uint64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.report(&lifeReport{EndedSession: session})
+}
+
+type lifeReport = warmpathv1.LifeReport
+
+// report has the server sent what became of a reservation or a session. Called with mu held.
+func (c *Central) report(r *lifeReport) {
 	if len(c.reports) >= maxReports {
 		return
 	}
-	c.reports = append(c.reports, &warmpathv1.LifeReport{Reservation: id, Stage: stage, Outcome: o})
+	c.reports = append(c.reports, r)
 	if len(c.reports) == 1 {
 		time.AfterFunc(batchFor, c.notify)
 	}
@@ -124,7 +138,7 @@ func (c *Central) renew(now time.Time) {
 			delete(c.live, x)
 		case silent >= x.lease/3:
 			x.renewed = now
-			c.report(x.id, warmpathv1.LifeStage_LIFE_STAGE_PROGRESS, nil)
+			c.report(&lifeReport{Reservation: x.id, Stage: warmpathv1.LifeStage_LIFE_STAGE_PROGRESS})
 		}
 	}
 }

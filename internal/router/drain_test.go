@@ -2,7 +2,6 @@ package router
 
 import (
 	"fmt"
-	"hash/maphash"
 	"testing"
 	"time"
 
@@ -10,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // bySession is a policy with an order for each session; it waits for the first.
@@ -85,9 +85,9 @@ func TestSessionEnds(t *testing.T) {
 	}
 	w.drain(1)
 	require.Equal(t, "r1", final("b"), "the last request still goes to the same replica")
-	w.Fleet.Forget("c")
-	w.Fleet.Forget("never seen")
-	w.Fleet.Forget("")
+	w.Fleet.Forget(state.SessionHash("c"))
+	w.Fleet.Forget(state.SessionHash("never seen"))
+	w.Fleet.Forget(0)
 	require.Equal(t, []string{"r1", "r2", "r2"}, []string{w.session("a"), w.session("b"), w.session("c")})
 }
 
@@ -167,11 +167,11 @@ func TestWaitForTheDraining(t *testing.T) {
 
 // The table is of fixed size: sessions displace each other, and no session gets the entry of another.
 func TestSessionTableIsBounded(t *testing.T) {
-	s := &sessions{seed: maphash.MakeSeed()}
-	l, sessionSlots := &live{number: 7}, len(s.slots)
+	s := new(sessions)
+	l, sessionSlots := &live{number: 7}, len(s)
 	at := func(session string) uint64 {
-		slot, hash := s.slot(session)
-		return slot.Load() ^ hash
+		hash := state.SessionHash(session)
+		return s.slot(hash).Load() ^ hash
 	}
 	for i := range 10 * sessionSlots {
 		s.note(&policy.Request{Session: fmt.Sprint("session ", i)}, l)

@@ -2,7 +2,6 @@ package router
 
 import (
 	"cmp"
-	"hash/maphash"
 	"maps"
 	"math/rand/v2"
 	"slices"
@@ -284,24 +283,19 @@ func (f *Fleet) Drain(id string) {
 }
 
 // sessions remembers where each of the latest sessions went last, so that a replica that drains keeps its own for a
-// while. It is a table of fixed size: a session that falls on the place of another takes it. It holds hashes, no names.
-// Safe for many goroutines.
-type sessions struct {
-	seed  maphash.Seed
-	slots [1 << 13]atomic.Uint64 // the hash of a session, xor the number of its replica
-}
+// while. It is a table of fixed size: a session that falls on the place of another takes it. It holds hashes, no names:
+// that of a session, xor the number of its replica. Safe for many goroutines.
+type sessions [1 << 13]atomic.Uint64
 
-func (s *sessions) slot(session string) (slot *atomic.Uint64, hash uint64) {
-	hash = maphash.String(s.seed, session)
-	return &s.slots[hash%uint64(len(s.slots))], hash
-}
+func (s *sessions) slot(hash uint64) *atomic.Uint64 { return &s[hash%uint64(len(s))] }
 
 // note records that the session of a request went to a replica, unless it ends with the request.
 func (s *sessions) note(q *policy.Request, l *live) {
 	if s == nil {
 		return
 	}
-	slot, hash := s.slot(q.Session)
+	hash := state.SessionHash(q.Session)
+	slot := s.slot(hash)
 	switch now := hash ^ l.number; {
 	case q.State().Final:
 		slot.Store(0)
@@ -310,12 +304,13 @@ func (s *sessions) note(q *policy.Request, l *live) {
 	}
 }
 
-// Forget frees what is kept of a session that has ended: a replica that drains keeps it no longer.
-func (f *Fleet) Forget(session string) {
-	if f.sessions == nil || session == "" {
+// Forget frees what is kept of a session that has ended, given as state.SessionHash: a replica that drains keeps it no
+// longer. O(replicas).
+func (f *Fleet) Forget(hash uint64) {
+	if f.sessions == nil {
 		return
 	}
-	slot, hash := f.sessions.slot(session)
+	slot := f.sessions.slot(hash)
 	at := slot.Load()
 	for _, rep := range f.router.view.Load().replicas {
 		if at == hash^liveOf(rep).number {
@@ -329,10 +324,11 @@ func (f *Fleet) keeper(q *policy.Request, v *view) *state.Replica {
 	if f.sessions == nil || q.Session == "" || len(v.leaving) == 0 {
 		return nil
 	}
-	slot, hash := f.sessions.slot(q.Session)
+	hash := state.SessionHash(q.Session)
+	at := f.sessions.slot(hash).Load()
 	for _, rep := range v.leaving {
 		l := liveOf(rep)
-		if slot.Load() == hash^l.number && f.router.opts.Now().Sub(l.drains) < f.router.opts.DrainGrace {
+		if at == hash^l.number && f.router.opts.Now().Sub(l.drains) < f.router.opts.DrainGrace {
 			return rep.State()
 		}
 	}

@@ -3,7 +3,6 @@ package router
 import (
 	"context"
 	"errors"
-	"hash/maphash"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -89,7 +88,7 @@ func NewRouter(o Options) (*Router, error) {
 	r.outliers = newDetector(&o, func(on bool) { r.quick.hinder(unwell, on) })
 	r.Load = load.New(o.Now, func(on bool) { r.quick.hinder(reporting, on) })
 	if o.DrainGrace > 0 && r.uses&policy.UsesSession != 0 {
-		r.Fleet.sessions = &sessions{seed: maphash.MakeSeed()}
+		r.Fleet.sessions = new(sessions)
 	}
 	if own := o.Policy.IndexStats; own != nil {
 		r.opts.Policy.IndexStats = func() policy.IndexStats { return r.prefiller.indexStats(own()) }

@@ -18,7 +18,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/zeebo/xxh3"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
@@ -100,7 +99,7 @@ func Attributes(policyName string, q *policy.Request, d *policy.Decision) []attr
 		kvs = append(kvs, KeyQueueWait.Float64(float64(d.Queued)/float64(time.Millisecond)))
 	}
 	if q.Session != "" {
-		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", xxh3.HashString(state.SessionKey(q.Session)))))
+		kvs = append(kvs, KeySessionHash.String(fmt.Sprintf("%016x", state.SessionHash(q.Session))))
 	}
 	if name, shadow, _, ok := router.Shadow(q); ok {
 		kvs = append(kvs, KeyShadowPolicy.String(name), KeyShadowDiffers.Bool(shadow.Replica != d.Replica))

@@ -21,3 +21,6 @@ func SessionKey(session string) string {
 	sum := xxh3.HashString128(session).Bytes()
 	return hex.EncodeToString(sum[:])
 }
+
+// SessionHash returns the hash by which a session is named where its id is of no use.
+func SessionHash(session string) uint64 { return xxh3.HashString(SessionKey(session)) }
