@@ -2,7 +2,6 @@ package tests
 
 import (
 	"fmt"
-	"net"
 	"strings"
 	"testing"
 	"time"
@@ -57,13 +56,7 @@ func TestStickinessThroughDeath(t *testing.T) {
 // revive serves a stopped replica at its old address.
 func revive(t testing.TB, r *replica) {
 	t.Helper()
-	var l net.Listener
-	eventually(t, "the port is free", func() (ok bool) {
-		var err error
-		l, err = net.Listen("tcp", r.addr)
-		return err == nil
-	})
-	r.serve(l)
+	r.serve(listenAt(t, r.addr))
 	t.Cleanup(func() { r.server.Stop() })
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -346,18 +345,12 @@ func (f *kvFleet) killInTurn(o kvOptions, calm func()) {
 // restart serves a killed engine at its old addresses.
 func (f *kvFleet) restart(e *kvEngine, o kvOptions) {
 	f.t.Helper()
-	var lis net.Listener
-	eventually(f.t, "the port is free", func() (ok bool) {
-		var err error
-		lis, err = net.Listen("tcp", e.Address)
-		return err == nil
-	})
 	d := &grpcserver.Disaggregation{
 		Role: grpcserver.Role(e.Role), Connector: f.flow.connector, EngineID: "engine of " + e.ID,
 		Lease: o.lease, Timeout: o.lease, Keep: o.keep,
 		Listen: e.KVBootstrap,
 	}
-	s, err := grpcserver.Start(lis, grpcserver.Config{
+	s, err := grpcserver.Start(listenAt(f.t, e.Address), grpcserver.Config{
 		Engine: enginesim.Config{Preset: "2xh100-8b"}, Speed: 50, Disaggregation: d,
 	})
 	require.NoError(f.t, err)

@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -26,9 +27,11 @@ func (m *meter) condition(t testing.TB, id, condition string) bool {
 }
 
 // A decode leg fails since the prefill replica has died meanwhile: that is no evidence against the decode replica, and
-// the retry goes there again. Where the prefill replica lives it is, and the retry avoids both.
+// the retry goes there again, also where the prefill replica is back. Where it lives it is, and the retry avoids both.
 func TestLegsTransferFails(t *testing.T) {
-	for name, dies := range map[string]bool{"the prefill replica is dead": true, "the prefill replica lives": false} {
+	for name, dies := range map[string]bool{
+		"the prefill replica is dead": true, "the prefill replica is back": true, "the prefill replica lives": false,
+	} {
 		t.Run(name, func(t *testing.T) {
 			f := startLegFleet(t, 2, 2, oneStrike)
 			ctx, entered, once := deadline(t), make(chan struct{}), new(sync.Once)
@@ -43,11 +46,18 @@ func TestLegsTransferFails(t *testing.T) {
 				p, failed := q.GetKv().GetKvTransferParams().GetFields()["remote_engine_id"].GetStringValue(), false
 				once.Do(func() {
 					failed = true
-					if dies {
-						f.by[p].stop()
-						for d := (client.Decision{Replica: p}); d.Replica != "" && ctx.Err() == nil; { // until it is not connected
+					if !dies {
+						return
+					}
+					f.by[p].stop()
+					pinned := func(id string) { // until that is where a pinned call goes
+						for d := (client.Decision{Replica: "unknown"}); d.Replica != id && ctx.Err() == nil; {
 							_, _ = vllmpb.NewInferenceClient(f.cc).Generate(client.WithPin(client.WithDecision(ctx, &d), p), q)
 						}
+					}
+					if pinned(""); strings.HasSuffix(name, "back") {
+						f.by[p].serve(t, listenAt(t, f.by[p].addr))
+						pinned(p)
 					}
 				})
 				if failed {

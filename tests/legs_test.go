@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -37,14 +38,22 @@ type legReplica struct {
 func startLegReplica(t testing.TB, id string) *legReplica {
 	t.Helper()
 	r := &legReplica{id: id}
-	r.addr, r.stop = serveLegs(t, func(s *grpc.Server) { vllmpb.RegisterInferenceServer(s, r) })
+	r.serve(t, listenLoopback(t))
 	return r
+}
+
+func (r *legReplica) serve(t testing.TB, l net.Listener) {
+	r.addr, r.stop = serveLegsOn(t, l, func(s *grpc.Server) { vllmpb.RegisterInferenceServer(s, r) })
 }
 
 // serveLegs serves until the test ends, or stop.
 func serveLegs(t testing.TB, register func(*grpc.Server), opts ...grpc.ServerOption) (addr string, stop func()) {
 	t.Helper()
-	l, s, done := listenLoopback(t), grpc.NewServer(opts...), make(chan struct{})
+	return serveLegsOn(t, listenLoopback(t), register, opts...)
+}
+
+func serveLegsOn(t testing.TB, l net.Listener, register func(*grpc.Server), opts ...grpc.ServerOption) (addr string, stop func()) {
+	s, done := grpc.NewServer(opts...), make(chan struct{})
 	register(s)
 	go func() {
 		defer close(done)

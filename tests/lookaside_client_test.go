@@ -3,7 +3,6 @@ package tests
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"runtime"
 	"strings"
 	"testing"
@@ -56,11 +55,7 @@ func lookasideServer(t testing.TB, address, deployment string) (at string, kill 
 	if address == "" {
 		address = freeAddr(t)
 	}
-	var l net.Listener
-	eventually(t, "the address is free", func() bool {
-		l, err = net.Listen("tcp", address)
-		return err == nil
-	})
+	l := listenAt(t, address)
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(l) }()
 	done := false

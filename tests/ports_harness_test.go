@@ -27,6 +27,17 @@ func listenLoopback(t testing.TB) net.Listener {
 	return nil
 }
 
+// listenAt listens at an address that was in use, once that is free.
+func listenAt(t testing.TB, address string) (lis net.Listener) {
+	t.Helper()
+	eventually(t, "the address is free", func() (ok bool) {
+		var err error
+		lis, err = net.Listen("tcp", address)
+		return err == nil
+	})
+	return lis
+}
+
 // freeAddr is for a program that cannot take port 0, and for an address without a listener.
 func freeAddr(t testing.TB) string {
 	t.Helper()

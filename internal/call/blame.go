@@ -6,13 +6,25 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // When one of two replicas dies, the transfer between their legs breaks, and the engine of the other replica answers with
 // a status such as INTERNAL. A leg that ends so is disputed. It is no evidence against its replica, and the retry does
-// not avoid that replica, if the connection to the other one is gone, the other leg has failed by itself, or the lease
+// not avoid that replica, if the connection to the other one was lost, the other leg has failed by itself, or the lease
 // was over. All other legs are judged as any attempt.
+
+// A link is the connection to a replica at one moment.
+type link struct {
+	*policy.Replica
+	number uint32
+}
+
+func linkTo(r *policy.Replica) link { return link{r, r.State().Links.Load()} }
+
+// lost reports whether the connection is gone, also where there is another one by now: the replica may have died.
+func (l link) lost() bool { return !l.Connected() || l.State().Links.Load() != l.number }
 
 // disputeTime is how long a disputed leg waits for the end of the other one before it is judged: what breaks a transfer
 // breaks the connection, too.
@@ -66,10 +78,10 @@ func (l *legs) spares(prefill bool, err error) bool {
 	case !l.disputed(err):
 		return !prefill && own && status.Code(err) == codes.Canceled // for that
 	case prefill:
-		l.spared = status.Code(l.decodeErr) == codes.Unavailable || !l.decodes.Connected()
+		l.spared = status.Code(l.decodeErr) == codes.Unavailable || l.decodes.lost()
 		return l.spared
 	}
-	return own || !l.prefill.Decision().Replica.Connected() || !l.until.IsZero() && !time.Now().Before(l.until)
+	return own || l.prefills.lost() || !l.until.IsZero() && !time.Now().Before(l.until)
 }
 
 // blame corrects the outcome of a leg before it is reported. Called with mu held.

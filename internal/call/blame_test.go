@@ -1,6 +1,7 @@
 package call
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
@@ -22,12 +24,14 @@ func TestBlame(t *testing.T) {
 		method          string
 		prefill, decode codes.Code // the legs' ends, OK = it has not failed
 		gone            string     // the leg whose connection is lost: p or d
+		back            string     // the leg whose replica is connected anew
 		over            bool       // the decode leg has its first message
 		until           time.Duration
 		spared          string // the leg that is not at fault
 	}{
 		{name: "the transfer fails", method: sequential, decode: codes.Internal, until: lease},
 		{name: "from a dead replica", method: sequential, decode: codes.Internal, until: lease, gone: "p", spared: "d"},
+		{name: "from one that is back", method: sequential, decode: codes.Internal, until: lease, back: "p", spared: "d"},
 		{
 			name: "with a status that is no fault", method: sequential, decode: codes.FailedPrecondition, until: lease,
 			gone: "p", spared: "d",
@@ -52,16 +56,20 @@ func TestBlame(t *testing.T) {
 			name: "it dies, its leg is cancelled", method: rooms, prefill: codes.Internal, gone: "d", decode: codes.Canceled,
 			spared: "p",
 		},
+		{name: "the other one is back", method: rooms, prefill: codes.Internal, back: "d", decode: codes.Canceled, spared: "p"},
 		{name: "the prefill leg fails", method: rooms, prefill: codes.Internal, decode: codes.Canceled},
 		{name: "both are gone", method: rooms, prefill: codes.Unavailable, decode: codes.Unavailable, gone: "pd"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			p, d := connectedReplica(), connectedReplica()
-			for _, r := range tt.gone {
-				map[rune]interface{ State() *state.Replica }{'p': p, 'd': d}[r].State().Set(state.Connected, false)
+			l := &legs{
+				kv: table.Lookup(tt.method).Legs(), prefills: linkTo(p), decodes: linkTo(d),
+				err: status.Error(tt.prefill, ""), over: tt.over,
 			}
-			l := &legs{kv: table.Lookup(tt.method).Legs(), decodes: d, err: status.Error(tt.prefill, ""), over: tt.over}
-			l.prefill.reserved.held.Decision.Replica = p
+			for leg, r := range map[string]*policy.Replica{"p": p, "d": d} {
+				r.State().Set(state.Connected, !strings.Contains(tt.gone, leg))
+				r.State().Links.Add(uint32(strings.Count(tt.back, leg)))
+			}
 			if tt.until != 0 {
 				l.until = time.Now().Add(tt.until)
 			}

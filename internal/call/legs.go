@@ -38,10 +38,11 @@ type legs struct {
 	session  string           // of turn
 	turn     *requestkey.Turn // nil = the next turn's prefill leg pulls nothing
 
-	answered chan struct{}   // closed when the prefill leg has answered, or its RPC has ended
-	settle   sync.Once       // closes answered
-	done     chan struct{}   // closed when its RPC has ended; nil = it was not sent
-	decodes  *policy.Replica // at first
+	answered chan struct{} // closed when the prefill leg has answered, or its RPC has ended
+	settle   sync.Once     // closes answered
+	done     chan struct{} // closed when its RPC has ended; nil = it was not sent
+	prefills link
+	decodes  link // at first
 
 	// mu guards the fields below, and the answer in transfer. A Call's mu may be held when it is taken.
 	mu        sync.Mutex
@@ -97,7 +98,7 @@ func (l *legs) held(c *Call, b *Binding) bool {
 	p := &l.prefill
 	p.Context, p.cancel = context.WithCancel(c.Context)
 	p.reserved.brought.Store(true)
-	l.server, l.decodes = c.reserved.server, c.Decision().Replica
+	l.server, l.prefills, l.decodes = c.reserved.server, linkTo(d.Replica), linkTo(c.Decision().Replica)
 	l.kv = b.dialect(&c.key.request).Legs().For(d.Replica.KVEngineID)
 	l.transfer.Address, l.transfer.Engine = fleet.Bootstrap(d.Replica.Attributes), d.Replica.KVEngineID
 	if n := d.Replica.Ranks; n > 1 && l.transfer.Engine != "" {
@@ -117,8 +118,8 @@ func (l *legs) from() (_ *policy.Replica, until time.Time) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.prefill.Decision().Replica; !l.over && time.Now().Before(l.until) && r.Connected() {
-		return r, l.until
+	if !l.over && time.Now().Before(l.until) && !l.prefills.lost() {
+		return l.prefills.Replica, l.until
 	}
 	return nil, until
 }
@@ -391,7 +392,7 @@ func (l *legs) replica() string {
 	if l == nil {
 		return ""
 	}
-	return l.prefill.Decision().Replica.ID
+	return l.prefills.ID
 }
 
 // finish waits for the end of both legs' RPCs, after an attempt of c that failed. A prefill leg that has answered ends

@@ -22,9 +22,7 @@ func connectedReplica() *policy.Replica {
 
 // prefilledCall is one whose decode leg is to begin at another replica.
 func prefilledCall(ctx context.Context, by *policy.Replica) *Call {
-	c := &Call{Scope: &Scope{Context: ctx}, legs: &legs{until: time.Now().Add(lease / 2)}}
-	c.legs.prefill.reserved.held.Decision.Replica = by
-	return c
+	return &Call{Scope: &Scope{Context: ctx}, legs: &legs{until: time.Now().Add(lease / 2), prefills: linkTo(by)}}
 }
 
 // A decode leg waits for a replica no longer than the prefill replica keeps the KV cache.

@@ -22,7 +22,7 @@ type pulls struct {
 // A pull is one of them.
 type pull struct {
 	session string
-	from    *policy.Replica
+	from    link
 	held    requestkey.Held
 	until   time.Time
 }
@@ -44,7 +44,7 @@ func (p *pulls) keep(session string, from *policy.Replica, held requestkey.Held,
 		p.of = make(map[string]*list.Element)
 	}
 	p.drop(p.of[session])
-	kept := pull{session, from, held, now.Add(turnLease)}
+	kept := pull{session, linkTo(from), held, now.Add(turnLease)}
 	p.size += kept.bytes()
 	p.of[session] = p.all.PushBack(kept)
 	for e := p.all.Front(); e != nil && (p.size > maxPulls || now.After(e.Value.(pull).until)); e = p.all.Front() {
@@ -65,9 +65,9 @@ func (p *pulls) take(
 	}
 	kept := e.Value.(pull) // it does not change
 	from := v.ByID(kept.from.ID)
-	gone := now.After(kept.until) || from == nil ||
+	gone := now.After(kept.until) || from == nil || kept.from.lost() ||
 		from.Address != kept.from.Address || from.Instance != kept.from.Instance
-	if !gone && (from.Pair != to.Pair || from.ID == to.ID || from.Drains() || !from.Connected() || !begins(&kept.held)) {
+	if !gone && (from.Pair != to.Pair || from.ID == to.ID || from.Drains() || !begins(&kept.held)) {
 		return nil
 	}
 	p.mu.Lock()
@@ -116,7 +116,7 @@ func (l *legs) begins(c *Call) {
 	}
 	m := b.dialect(&c.key.request)
 	fits := func(h *requestkey.Held) bool { return h.Begins(m, c.key.msg) }
-	l.transfer.Pull = kept.take(session, l.prefill.Decision().Replica, b.Router.View(), fits, time.Now())
+	l.transfer.Pull = kept.take(session, l.prefills.Replica, b.Router.View(), fits, time.Now())
 	if final {
 		kept.forget(session)
 		return

@@ -25,7 +25,8 @@ func TestPulls(t *testing.T) {
 		session string
 		other   bool                      // the prompt begins with something else
 		change  func(*router.Member) bool // of the decode replica; false = it leaves
-		down    bool                      // it is not connected
+		down    bool                      // its connection is lost
+		back    bool                      // there is another one
 		taken   bool
 		stays   bool // for another call
 	}{
@@ -39,7 +40,8 @@ func TestPulls(t *testing.T) {
 		"draining":         {change: func(m *router.Member) bool { m.Draining = true; return true }, stays: true},
 		"elsewhere":        {change: func(m *router.Member) bool { m.Address = "d:2"; return true }},
 		"restarted":        {change: func(m *router.Member) bool { m.Instance = "2"; return true }},
-		"not connected":    {down: true, stays: true},
+		"not connected":    {down: true},
+		"connected anew":   {down: true, back: true},
 		"another capacity": {change: func(m *router.Member) bool { m.MaxOngoing = 7; return true }, taken: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -57,6 +59,9 @@ func TestPulls(t *testing.T) {
 			r.Fleet.Set([]router.Member{d})
 			if r.Fleet.Connect(); tt.down {
 				r.Fleet.Disconnect()
+			}
+			if tt.back {
+				r.Fleet.Connect()
 			}
 			take := func() []byte {
 				to, of := tt.to, tt.session

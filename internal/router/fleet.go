@@ -201,6 +201,7 @@ func (f *Fleet) connect(some []*policy.Replica, up func(*policy.Replica) bool) {
 		case is == rep.Connected():
 			continue
 		case is:
+			l.Links.Add(1)
 			l.Set(state.Leaving, false)
 			change.Connected = append(change.Connected, rep)
 		default:
