@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
@@ -27,12 +28,14 @@ func (c *channels) stream(
 	if desc.ClientStreams {
 		answer = state.AnswerUnseen
 	}
-	k := &core{desc: desc, open: open, conn: cc, method: method}
+	k := cores.Get().(*core)
+	k.desc, k.open, k.conn, k.method = desc, open, cc, method
 	if !h.Start(&k.call, ctx, cc, method, answer) {
 		return open(ctx, desc, cc, method, opts...)
 	}
 	k.options = call.OptionsOf(opts)
-	s := &clientStream{core: k}
+	s := new(clientStream)
+	s.core.Store(k)
 	if !k.options.Proxied {
 		k.call.EndsContext(desc.ClientStreams || k.options.Finishes())
 		runtime.SetFinalizer(s, (*clientStream).abandon) // half of the cost of a cleanup, which RecvMsg removes
@@ -51,8 +54,12 @@ func (c *channels) stream(
 	return s, nil
 }
 
-// core is one streaming call. At most one goroutine makes attempts at a
-// time: the one that moved phase to opening. It holds no lock meanwhile.
+// cores are of calls that have ended. Their memory is used again: to allocate it for each call costs more than to choose
+// the replica.
+var cores = sync.Pool{New: func() any { return new(core) }}
+
+// core is one streaming call; a unary one uses the field call alone. At most one goroutine makes attempts at a time: the
+// one that moved phase to opening. It holds no lock meanwhile.
 type core struct {
 	call    call.Call
 	desc    *grpc.StreamDesc
@@ -109,16 +116,33 @@ type attempt struct {
 
 // clientStream is what the application holds. Its methods keep it reachable. When it no longer is, abandon ends the
 // call: gRPC by itself would keep stream, goroutine and the work of the replica for as long as the context.
-type clientStream struct{ core *core }
+type clientStream struct {
+	core   atomic.Pointer[core] // nil once the call has succeeded: its memory may be used again
+	inside atomic.Int32         // methods under way between enter and exit, which may have core
+	over   grpc.ClientStream    // that of the call which has succeeded; set before core is nil
+}
+
+// enter returns the core until exit.
+func (s *clientStream) enter() *core {
+	s.inside.Add(1)
+	return s.core.Load()
+}
+
+// exit follows enter.
+func (s *clientStream) exit() { s.inside.Add(-1) }
 
 func (s *clientStream) SendMsg(m any) error {
-	defer runtime.KeepAlive(s)
-	at, mine, err := s.core.begin(m, true)
+	k := s.enter()
+	defer s.exit()
+	if k == nil {
+		return s.over.SendMsg(m)
+	}
+	at, mine, err := k.begin(m, true)
 	if !mine && err == nil {
 		err = at.cs.SendMsg(m)
 	}
 	if err != nil && err != io.EOF { // the status of the call
-		s.core.end(err)
+		k.end(err)
 	}
 	return err
 }
@@ -126,8 +150,11 @@ func (s *clientStream) SendMsg(m any) error {
 // CloseSend closes every attempt of the call. It opens a stream whose message was not sent: where that is a mistake
 // of the application, the server answers it as it does without us.
 func (s *clientStream) CloseSend() error {
-	defer runtime.KeepAlive(s)
-	k := s.core
+	k := s.enter()
+	defer s.exit()
+	if k == nil {
+		return s.over.CloseSend()
+	}
 	k.mu.Lock()
 	k.closed = true
 	opens := k.phase == opening
@@ -142,9 +169,13 @@ func (s *clientStream) CloseSend() error {
 	return at.cs.CloseSend()
 }
 
+// RecvMsg does not enter: one goroutine at a time calls it, and it alone has the core used again.
 func (s *clientStream) RecvMsg(m any) error {
 	defer runtime.KeepAlive(s)
-	k := s.core
+	k := s.core.Load()
+	if k == nil {
+		return s.over.RecvMsg(m)
+	}
 	if !k.answered {
 		if prefilled, err := k.first(grpc.ClientStream.RecvMsg, m); err != nil || prefilled {
 			return err
@@ -169,25 +200,46 @@ func (s *clientStream) RecvMsg(m any) error {
 		k.call.ReadUsage(m)
 	}
 	if !k.desc.ServerStreams {
-		k.end(nil)
+		return s.ends(nil)
 	}
 	return nil
 }
 
-// ends ends the call with what its last attempt ended with.
+// ends ends the call with what its last attempt ended with. Where that is success, the stream needs nothing more of the
+// core, which is used again unless another method, or the end of the context, may still come to it.
 func (s *clientStream) ends(err error) error {
-	if !s.core.options.Proxied {
+	k := s.core.Load()
+	if !k.options.Proxied {
 		runtime.SetFinalizer(s, nil)
 	}
-	s.core.end(err)
+	k.end(err)
+	if err != nil && err != io.EOF {
+		return err
+	}
+	s.over = k.at.cs
+	s.core.Store(nil)
+	if s.inside.Load() == 0 && !k.options.Finishes() {
+		k.free()
+	}
 	return err
+}
+
+// free has the memory of a call that has ended used again, if nothing else refers to it.
+func (k *core) free() {
+	if k.call.Clear() {
+		*k = core{}
+		cores.Put(k)
+	}
 }
 
 // Header returns the header of the first attempt that has one, or of the one that the call ended with. Where there is
 // none it returns nothing, as gRPC does, and RecvMsg returns the status.
 func (s *clientStream) Header() (md metadata.MD, _ error) {
-	defer runtime.KeepAlive(s)
-	k := s.core
+	k := s.enter()
+	defer s.exit()
+	if k == nil {
+		return s.over.Header()
+	}
 	_, err := k.first(func(cs grpc.ClientStream, _ any) (err error) {
 		if md, err = cs.Header(); err == nil && md == nil {
 			err = k.call.Attempts.LastError() // the attempt has ended
@@ -201,8 +253,12 @@ func (s *clientStream) Header() (md metadata.MD, _ error) {
 }
 
 func (s *clientStream) Trailer() metadata.MD {
-	defer runtime.KeepAlive(s)
-	if cs := s.core.last(); cs != nil {
+	k := s.enter()
+	defer s.exit()
+	if k == nil {
+		return s.over.Trailer()
+	}
+	if cs := k.last(); cs != nil {
 		return cs.Trailer()
 	}
 	return nil
@@ -218,8 +274,11 @@ func (k *core) last() grpc.ClientStream {
 // Context returns the context of the open stream, which settles the call on its attempt. Before, it is one
 // that ends with the call.
 func (s *clientStream) Context() context.Context {
-	defer runtime.KeepAlive(s)
-	k := s.core
+	k := s.enter()
+	defer s.exit()
+	if k == nil {
+		return s.over.Context()
+	}
 	k.mu.Lock()
 	at, phase := k.at, k.phase
 	k.mu.Unlock()
@@ -458,7 +517,7 @@ func (k *core) end(err error) {
 // abandon ends a call whose stream the application dropped without reading to the end or cancelling. A request of
 // several messages that is complete is not cut off: its one answer is awaited, and dropped.
 func (s *clientStream) abandon() {
-	k := s.core
+	k := s.core.Load()
 	k.mu.Lock()
 	complete := k.closed && !k.desc.ServerStreams
 	k.mu.Unlock()

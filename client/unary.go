@@ -15,11 +15,13 @@ func (c *channels) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	opts ...grpc.CallOption,
 ) error {
-	rpc := call.New()
+	k := cores.Get().(*core)
+	rpc := &k.call
 	if !c.handle(cc).Start(rpc, ctx, cc, method, state.AnswerWhole) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
-	defer rpc.Free()
+	defer k.free()
+	defer rpc.End()
 	tries := &rpc.Attempts
 	options := call.OptionsOf(opts)
 	all := tries.Sends(req, &options)

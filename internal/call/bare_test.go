@@ -2,7 +2,6 @@ package call
 
 import (
 	"testing"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,6 +19,3 @@ func TestBare(t *testing.T) {
 	}
 	require.NotNil(t, new(Route).Bare(policy.UsesOngoing))
 }
-
-// A Call is allocated for every RPC: with the allocator's 8 bytes it fills its size class.
-func TestSize(t *testing.T) { require.LessOrEqual(t, unsafe.Sizeof(Call{}), uintptr(1016)) }

@@ -38,8 +38,7 @@ import (
 //	Claim     the picker uses the reservation, and gRPC opens the stream
 //	Finished  the outcome: first message, usage, release; observers run once
 //
-// The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates. With up
-// to 1,016 bytes it is allocated as 1,024.
+// The goroutine of the call uses it, and so do gRPC's own goroutines through Claim and Finished; mu arbitrates.
 type Call struct {
 	*Scope
 	// Attempts is the retry loop; the goroutine of the call uses it.

@@ -42,23 +42,18 @@ func (s *Scope) Enter() *Call {
 // Leave follows Enter.
 func (s *Scope) Leave() { s.mu.Unlock() }
 
-// calls are Calls whose memory is used again: to allocate one for each call costs more than to choose its replica.
-var calls = sync.Pool{New: func() any { return new(Call) }}
-
-// New returns memory for a call, for Start. Free follows.
-func New() *Call { return calls.Get().(*Call) }
-
-// Free is End for a call in memory of New, which is used again if nothing else refers to it.
-func (c *Call) Free() {
-	c.End()
+// Clear makes the memory of a call that has ended that of a new one, unless something else may still refer to it. It
+// reports whether it did.
+func (c *Call) Clear() bool {
 	s := c.Scope
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c.plain() {
-		s.call = nil
-		*c = Call{}
-		calls.Put(c)
+	if !c.plain() {
+		return false
 	}
+	s.call = nil
+	*c = Call{}
+	return true
 }
 
 // plain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
