@@ -123,8 +123,9 @@ func TestResetAtTheDeadlineIsFinal(t *testing.T) {
 			return reset(http2.ErrCodeCancel)(f, stream)
 		}
 		f := newFaulty(t, ahead, 1)
-		calls := f.good.calls.Load()
+		calls, asked := f.good.calls.Load(), int64(0)
 		eventually(t, "a call reaches the replica before its deadline", func() bool {
+			asked++
 			at := time.Now().Add(200 * time.Millisecond)
 			end.Store(&at)
 			ctx, cancel := context.WithDeadline(client.WithSession(context.Background(), f.session), at)
@@ -132,7 +133,7 @@ func TestResetAtTheDeadlineIsFinal(t *testing.T) {
 			require.Equal(t, codes.DeadlineExceeded, status.Code(f.callWith(ctx, kind, "a")))
 			return f.got() > 0
 		})
-		require.EqualValues(t, 1, f.got())
+		require.LessOrEqual(t, f.got(), asked, "earlier calls may have reached it late")
 		require.Equal(t, calls, f.good.calls.Load())
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // An engine serves requests from gateways.
@@ -90,13 +92,16 @@ deployments:
 	for _, name := range []string{"first", "again"} {
 		t.Run(name, func(t *testing.T) {
 			p := startPicker(t, config, extproc.Options{Fallbacks: 2}, nil)
-			learned := func(what string, all func(busy uint32, blocks uint64) bool) {
+			learned := func(what string, is func(r *warmpathv1.ReplicaStatus) bool) {
 				require.Eventually(t, func() bool {
-					a := p.deployment(t).GetReplicas()[0]
-					return all(a.GetOngoing(), a.GetEvents().GetBlocks()) && p.deployment(t).GetReplicas()[1].GetEvents().GetBlocks() > 0
+					return slices.ContainsFunc(p.deployment(t).GetReplicas(), is)
 				}, 30*time.Second, 5*time.Millisecond, what)
 			}
-			learned("events", func(_ uint32, blocks uint64) bool { return blocks > 0 })
+			for _, id := range []string{"a", "b"} { // each has half of the prompts, in blocks of 16 tokens
+				learned("events of "+id, func(r *warmpathv1.ReplicaStatus) bool {
+					return r.GetId() == id && r.GetEvents().GetBlocks() >= prompts/2*1024/16
+				})
+			}
 			for n := range prompts {
 				require.Equal(t, engines[n%2].address, p.destination(t, tokens(n, 1)), "prompt %d", n)
 			}
@@ -110,7 +115,7 @@ deployments:
 				_, err = stream.Recv()
 				require.NoError(t, err)
 			}
-			learned("reports", func(busy uint32, _ uint64) bool { return busy >= 4 })
+			learned("reports", func(r *warmpathv1.ReplicaStatus) bool { return r.GetId() == "a" && r.GetOngoing() >= 4 })
 			require.Equal(t, engines[1].address, p.destination(t, tokens(200, 1)), "the idle one")
 			cancel()
 			p.idle(t)
