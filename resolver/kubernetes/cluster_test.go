@@ -11,6 +11,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
+// However long the API server is away, the next attempt is less than a second away.
+func TestRetriesAreFrequent(t *testing.T) {
+	pause := retry.DelayFunc()
+	for range 100 {
+		require.Less(t, pause(), time.Second)
+	}
+}
+
 // A missing Role costs the API server few requests. A Role that is granted late, as while an API server starts,
 // takes effect without delay.
 func TestRefusals(t *testing.T) {

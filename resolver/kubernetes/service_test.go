@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -195,14 +194,10 @@ func TestAPIServerStops(t *testing.T) {
 	o.failed(t, "connect: connection refused")
 	late := l.observe(l.target())
 	late.fleet(t, "a") // as of a channel that leaves idleness
-	<-time.After(outage)
 	require.NoError(t, l.server.Start(ctx))
 	l.write("chat-1", a.ready(), b.ready())
-	back := time.Now()
 	o.fleet(t, "a", "b")
 	late.fleet(t, "a", "b")
-	t.Logf("right after %v", time.Since(back))
-	require.Less(t, time.Since(back), 2*time.Second)
 	l.reached(ctx, stub, b)
 	calls, failed := load.end()
 	t.Logf("%d calls", calls)
@@ -256,10 +251,6 @@ func TestTokenRotates(t *testing.T) {
 	require.NoError(t, os.WriteFile(l.tokenFile, []byte(fresh), 0o600))
 	o.fleet(t, "a")
 }
-
-// outage is how long the API server is away. A longer outage makes no difference: the pauses between attempts have
-// reached their maximum.
-const outage = 4 * time.Second
 
 // 1,000 endpoints in ten slices: endpoints that move, in either order of the two writes, and a slice that is
 // replaced by another, are no change.
