@@ -129,7 +129,7 @@ func TestDisaggregatedCancels(t *testing.T) {
 			for w := range workers {
 				all.Go(func() {
 					rng := rand.New(rand.NewPCG(7, uint64(w)))
-					for i := next.Add(1); i <= int64(calls); i = next.Add(1) {
+					for i := next.Add(1); (i <= int64(calls) || cancelled.Load() == 0) && !t.Failed(); i = next.Add(1) {
 						ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rng.Int64N(3*int64(took))))
 						switch _, err := f.call(ctx, fmt.Sprint(i)); status.Code(err) {
 						case codes.OK:
@@ -145,7 +145,6 @@ func TestDisaggregatedCancels(t *testing.T) {
 			}
 			all.Wait()
 			t.Logf("%d served, %d ended early, by %v", served.Load(), cancelled.Load(), 3*took)
-			require.Positive(t, cancelled.Load())
 			f.nothingReserved()
 			_, err = f.call(deadline(t), "last")
 			require.NoError(t, err)

@@ -441,7 +441,7 @@ func TestLegsOfEveryEngineAreCancelled(t *testing.T) {
 			_, _, err := f.call(deadline(t))
 			require.NoError(t, err)
 			took, cancelled := time.Since(start), 0
-			for range race.Of(60, 20) {
+			for n := 0; (n < race.Of(60, 20) || cancelled == 0) && !t.Failed(); n++ {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(rng.Int64N(int64(2*took))))
 				switch _, _, err := f.call(ctx); status.Code(err) {
 				case codes.OK:
@@ -452,7 +452,6 @@ func TestLegsOfEveryEngineAreCancelled(t *testing.T) {
 				}
 				cancel()
 			}
-			require.Positive(t, cancelled)
 			f.idle()
 			_, legs, err := f.call(deadline(t))
 			require.NoError(t, err)
