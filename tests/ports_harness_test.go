@@ -13,12 +13,12 @@ import (
 // ports counts those that listenLoopback has tried: no two tests get the same.
 var ports atomic.Int64
 
-// listenLoopback listens on a port below the range of ephemeral ports. So the port of a stopped server stays free:
+// listenLoopback listens on a port below the range of ephemeral ports, and below those of other packages' tests. So the port of a stopped server stays free:
 // until the server is back, or as long as a test needs an address without a listener.
 func listenLoopback(t testing.TB) net.Listener {
 	t.Helper()
 	for range 1_000 {
-		port := 10_000 + (os.Getpid()*101+int(ports.Add(1)))%20_000
+		port := 10_000 + (os.Getpid()*101+int(ports.Add(1)))%10_000
 		if lis, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
 			return lis
 		}

@@ -3,7 +3,6 @@ package tests
 import (
 	"context"
 	"log/slog"
-	"net"
 	"os/exec"
 	"reflect"
 	"strings"
@@ -141,8 +140,7 @@ func registry(t *testing.T, address string) (s *server.Server, at string) {
 	s, err = server.New(c, server.Options{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	t.Cleanup(s.Close)
-	lis, err := net.Listen("tcp", address)
-	require.NoError(t, err)
+	lis := listenAt(t, address)
 	go func() { _ = s.Serve(lis) }() // ends with Close
 	return s, lis.Addr().String()
 }

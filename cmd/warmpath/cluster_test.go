@@ -129,7 +129,7 @@ func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serv
 		})
 		require.NoError(t, err)
 		go running.Start()
-		require.True(t, running.ReadyForConnections(10*time.Second))
+		require.True(t, running.ReadyForConnections(time.Minute))
 		t.Cleanup(func() {
 			running.Shutdown()
 			running.WaitForShutdown()
@@ -172,10 +172,11 @@ func (c *serverCluster) start(i int, listen string) {
 // triedPorts counts the tried ports, so that no two tests get the same.
 var triedPorts atomic.Int64
 
-// steadyPorts returns free ports below the range of ephemeral ports. They stay free while a server restarts.
+// steadyPorts returns free ports below the range of ephemeral ports, where no other package's tests look for them. They
+// stay free while a server restarts.
 func steadyPorts(t testing.TB, n int) (all []int) {
 	for len(all) < n {
-		port := 10_000 + (os.Getpid()*101+int(triedPorts.Add(1)))%20_000
+		port := 20_000 + (os.Getpid()*101+int(triedPorts.Add(1)))%5_000
 		if lis, err := net.Listen("tcp", fmt.Sprint("0.0.0.0:", port)); err == nil {
 			require.NoError(t, lis.Close())
 			all = append(all, port)

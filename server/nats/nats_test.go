@@ -66,12 +66,13 @@ type node struct {
 // tried counts the ports that were tried, so that no two tests get the same.
 var tried atomic.Int64
 
-// ports returns n free ports of the loopback, below those that the system gives to programs that ask for any.
+// ports returns n free ports of the loopback, below those that the system gives to programs that ask for any, and where
+// no other package's tests look for them.
 func ports(t testing.TB, n int) []int {
 	t.Helper()
 	var all []int
 	for len(all) < n {
-		port := 10_000 + (os.Getpid()*101+int(tried.Add(1)))%20_000
+		port := 25_000 + (os.Getpid()*101+int(tried.Add(1)))%5_000
 		lis, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
 		if err == nil {
 			all = append(all, port)
@@ -180,7 +181,7 @@ func TestEmbedded(t *testing.T) {
 	id := a.reserve(t)
 	require.Eventually(t, func() bool { return b.ongoing(t) == 1 }, time.Minute, 5*time.Millisecond)
 	_, err := a.routing.Register(soon(t), &warmpathv1.RegisterRequest{
-		Replica: &warmpathv1.Replica{Address: "10.0.0.9:1"}, LeaseMs: 60_000,
+		Replica: &warmpathv1.Replica{Address: "10.0.0.9:1"}, LeaseMs: 600_000,
 	})
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(b.deployment(t).GetReplicas()) == 3 }, time.Minute, 5*time.Millisecond)
