@@ -225,7 +225,7 @@ func TestCentralFailsClosed(t *testing.T) {
 func TestCentralNamesAnUnreachableReplica(t *testing.T) {
 	_, live := serveReplicas(t, 1)
 	at := append([]string{deadAddress(t), deadAddress(t), deadAddress(t), deadAddress(t)}, live...)
-	s := startServer(t, "", central("a", `_only","central_deadline":"1s"`, at...))
+	s := startServer(t, "", central("a", `_only","central_deadline":"10s"`, at...))
 	made := make(chan string, 10_000)
 	n := 0
 	s.chooses(func(m *warmpathv1.ChooseReplicasRequest) *warmpathv1.ChooseReplicasResponse {

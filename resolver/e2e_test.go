@@ -141,7 +141,7 @@ func dial(t *testing.T, target string, opts ...grpc.DialOption) *grpc.ClientConn
 
 func call(t *testing.T, cc *grpc.ClientConn) string {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	var p peer.Peer
 	_, err := healthpb.NewHealthClient(cc).Check(ctx, &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true), grpc.Peer(&p))
@@ -162,7 +162,7 @@ func callAll(t *testing.T, cc *grpc.ClientConn, replicas ...*replica) {
 			got[call(t, cc)] = true
 		}
 		return assert.ObjectsAreEqual(want, got)
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 }
 
 func writeFleet(t *testing.T, path string, names []string, replicas ...*replica) {
@@ -260,7 +260,7 @@ func TestFileIdle(t *testing.T) {
 	writeFleet(t, path, names[:1], a)
 	cc := dial(t, "warmpath-file://"+path, grpc.WithTransportCredentials(ca.client("")), grpc.WithIdleTimeout(50*time.Millisecond))
 	callAll(t, cc, a)
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for s := cc.GetState(); s != connectivity.Idle; s = cc.GetState() {
 		require.True(t, cc.WaitForStateChange(ctx, s))

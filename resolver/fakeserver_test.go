@@ -48,7 +48,7 @@ func startServer(t *testing.T, address string, first func(*warmpathv1.WatchStart
 		var err error
 		l, err = net.Listen("tcp", address)
 		return err == nil
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	s := &lookaside{
 		address: l.Addr().String(),
 		server:  grpc.NewServer(),

@@ -24,8 +24,8 @@ import (
 	"github.com/warmpath/warmpath/resolver"
 )
 
-// soon makes a test of lost servers end: a server counts as silent after one second, which only a frozen one is.
-var soon = timing.Timing{Silence: time.Second, Grace: 50 * time.Millisecond, Return: 50 * time.Millisecond, Step: 10 * time.Millisecond, Retry: 10 * time.Millisecond}
+// soon makes a test of lost servers end: a server counts as silent after three seconds, which only a frozen one is.
+var soon = timing.Timing{Silence: 3 * time.Second, Grace: 50 * time.Millisecond, Return: 50 * time.Millisecond, Step: 10 * time.Millisecond, Retry: 10 * time.Millisecond}
 
 // watching dials a deployment.
 func watching(t *testing.T, target string, opts ...grpc.DialOption) *grpc.ClientConn {

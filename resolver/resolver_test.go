@@ -43,7 +43,7 @@ func (c *clientConn) next(t *testing.T) resolver.State {
 	select {
 	case s := <-c.states:
 		return s
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		require.Fail(t, "no state")
 		return resolver.State{}
 	}
@@ -276,7 +276,7 @@ func TestFileChanges(t *testing.T) {
 
 	broken := func(n int) {
 		t.Helper()
-		require.Eventually(t, func() bool { return strings.Count(log.String(), "level=WARN") == n }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return strings.Count(log.String(), "level=WARN") == n }, 30*time.Second, time.Millisecond)
 	}
 	write(t, path, "replicas: [{id: c}]")
 	broken(1)

@@ -144,7 +144,7 @@ func TestSpans(t *testing.T) {
 	expect := func(n int, name string, failed bool) {
 		t.Helper()
 		var all tracetest.SpanStubs
-		require.Eventually(t, func() bool { all = recorded.GetSpans(); return len(all) > 0 }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { all = recorded.GetSpans(); return len(all) > 0 }, 30*time.Second, time.Millisecond)
 		require.Len(t, all, 1)
 		recorded.Reset()
 		require.Equal(t, name, all[0].Name)

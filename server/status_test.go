@@ -100,7 +100,7 @@ func TestStatusCountsTheBroadcast(t *testing.T) {
 	require.Eventually(t, func() bool {
 		d := f.status(t, "")
 		return d.GetWatchers() == 1 && d.GetBroadcastMessages() == 1 && d.GetBroadcastBytes() > 50
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 }
 
 // The status compares predicted with reported cached tokens, and the shadow policy with the one in force.

@@ -138,7 +138,7 @@ func (f *wideFleet) touch(t testing.TB, i int) {
 		select {
 		case s := <-f.asked:
 			f.waiting[place(s.address)] = s
-		case <-time.After(10 * time.Second):
+		case <-time.After(time.Minute):
 			t.Fatalf("the connection to %s is not opened", replicaID(i))
 		}
 	}

@@ -21,7 +21,7 @@ import (
 
 // centralised is a deployment in mode central.
 func centralised(policy string, rs []*replica, more ...string) string {
-	text := "    mode: central\n    central_deadline: 5s\n    policy: " + policy + "\n    dialects: " + dialects + "\n    replicas:"
+	text := "    mode: central\n    central_deadline: 10s\n    policy: " + policy + "\n    dialects: " + dialects + "\n    replicas:"
 	for _, r := range rs {
 		text += fmt.Sprintf("\n    - address: %q", r.addr)
 	}

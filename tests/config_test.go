@@ -130,10 +130,10 @@ func TestPolicySwitchUnderLoad(t *testing.T) {
 	cc := dial(t, "switch:///x", grpc.WithResolvers(mr), m.option, client.WithLogger(new(logged).logger()))
 	stub := testpb.NewTestServiceClient(cc)
 	calls := startLoad(t, 16, func(int, int) {
-		if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple("x")); err != nil {
+		if _, err := stub.UnaryCall(deadlineOf(time.Minute), simple("x")); err != nil {
 			t.Error(err)
 		}
-		if _, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt("x"))); err != nil {
+		if _, err := read(stub.StreamingOutputCall(deadlineOf(time.Minute), prompt("x"))); err != nil {
 			t.Error(err)
 		}
 	})

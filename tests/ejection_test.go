@@ -175,7 +175,7 @@ func TestHungReplicaShared(t *testing.T) {
 func TestHungReplicaUnderFirstTokenTimeout(t *testing.T) {
 	hung, _, all := hanging(t)
 	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
-		`"first_token_timeout":"500ms"`, `"ejection":{"failures":3,"base_time":"1h"}`)))
+		`"first_token_timeout":"2s"`, `"ejection":{"failures":3,"base_time":"1h"}`)))
 	hung.calls.Store(0)
 	eventually(t, "it is found", func() bool {
 		require.NoError(t, w.ask(w.ctx, 20*time.Second), "another replica serves it")
@@ -203,7 +203,7 @@ func TestFirstTokenTimeoutBelowTheUsual(t *testing.T) {
 	asked := int64(0)
 	eventually(t, "attempts are given up", func() bool {
 		asked++
-		require.Error(t, w.ask(w.ctx, 40*time.Millisecond))
+		require.Error(t, w.ask(w.ctx, 200*time.Millisecond))
 		return asked >= 12 && paused.Load() > asked
 	})
 	for _, r := range all {

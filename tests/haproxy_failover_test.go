@@ -35,7 +35,7 @@ func TestHAProxyFailsOver(t *testing.T) {
 				}
 				timeout, posts := "20s", 5
 				if name == "frozen" {
-					timeout, posts = "2s", 2
+					timeout, posts = "5s", 2
 				}
 				f := startHAProxy(t, a, b, replicas, "WARMPATH_TIMEOUT="+timeout)
 				for n := range posts {

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pacedReplica writes each event after the client has received the one before, or after 100 ms. It returns a handler
+// pacedReplica writes each event after the client has received the one before, or after a second. It returns a handler
 // and the channel of the client's receipts.
 func pacedReplica(events int) (h http.HandlerFunc, received chan<- struct{}, late func() int) {
 	receipts := make(chan struct{}, events)
@@ -27,7 +27,7 @@ func pacedReplica(events int) (h http.HandlerFunc, received chan<- struct{}, lat
 			_ = http.NewResponseController(w).Flush()
 			select {
 			case <-receipts:
-			case <-time.After(100 * time.Millisecond):
+			case <-time.After(time.Second):
 				mu.Lock()
 				n++
 				mu.Unlock()
@@ -45,7 +45,7 @@ func pacedReplica(events int) (h http.HandlerFunc, received chan<- struct{}, lat
 func TestHAProxyDoesNotDelayEvents(t *testing.T) {
 	const events = 5
 	late := 0
-	for range 10 { // the machine may be busy
+	for range 5 { // the machine may be busy
 		h, received, lateOnes := pacedReplica(events)
 		replicas := httpReplicas(t)
 		for _, r := range replicas {
@@ -72,5 +72,5 @@ func TestHAProxyDoesNotDelayEvents(t *testing.T) {
 			return
 		}
 	}
-	require.Zero(t, late, "events arrived after 100 ms")
+	require.Zero(t, late, "events arrived after a second")
 }

@@ -120,10 +120,10 @@ func TestCallsAcrossIdleness(t *testing.T) {
 						if i%8 == 0 {
 							cc.WaitForStateChange(deadlineOf(50*time.Millisecond), connectivity.Ready)
 						}
-						if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple(fmt.Sprint(i))); err != nil {
+						if _, err := stub.UnaryCall(deadlineOf(time.Minute), simple(fmt.Sprint(i))); err != nil {
 							failed = err
 						}
-						if _, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt("x"))); err != nil {
+						if _, err := read(stub.StreamingOutputCall(deadlineOf(time.Minute), prompt("x"))); err != nil {
 							failed = err
 						}
 					}

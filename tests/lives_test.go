@@ -208,7 +208,7 @@ func TestRandomCallLives(t *testing.T) {
 }
 
 func life(t *testing.T, cc *grpc.ClientConn, stub testpb.TestServiceClient) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	if rand.IntN(8) != 0 {
 		defer cancel()
 	} else {

@@ -68,9 +68,10 @@ func startPolled(t *testing.T) *polled {
 func avoided(t *testing.T, call func(), reached func() int64) {
 	t.Helper()
 	eventually(t, "it is avoided", func() bool {
-		before := reached()
-		for range 20 {
+		before, calls := reached(), 0
+		for calls < 20 && reached() == before {
 			call()
+			calls++
 		}
 		return reached() == before
 	})

@@ -84,5 +84,5 @@ func busyWith(t *testing.T, engine *grpcserver.Server, n int) {
 		require.NoError(t, err)
 		_ = stream
 	}
-	require.Eventually(t, func() bool { l := engine.Stats().Load; return l.Running+l.Waiting == n }, 20*time.Second, time.Millisecond)
+	eventually(t, "it is busy", func() bool { l := engine.Stats().Load; return l.Running+l.Waiting == n })
 }

@@ -169,10 +169,10 @@ func TestChurnUnderLoad(t *testing.T) {
 	stub := testpb.NewTestServiceClient(cc)
 	calls := startLoad(t, 16, func(w, i int) {
 		text := strings.Repeat(fmt.Sprint(w, i%10), 100)
-		if _, err := stub.UnaryCall(deadlineOf(20*time.Second), simple(text)); err != nil {
+		if _, err := stub.UnaryCall(deadlineOf(time.Minute), simple(text)); err != nil {
 			t.Errorf("unary: %v", err)
 		}
-		if _, err := read(stub.StreamingOutputCall(deadlineOf(20*time.Second), prompt(text))); err != nil {
+		if _, err := read(stub.StreamingOutputCall(deadlineOf(time.Minute), prompt(text))); err != nil {
 			t.Errorf("stream: %v", err)
 		}
 	})

@@ -1,8 +1,6 @@
 package tests
 
 import (
-	"bytes"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
@@ -30,8 +28,8 @@ func TestATokenizerInAChannel(t *testing.T) {
 	defer engine.Close()
 	rs := replicas(t, 3)
 	m := newMeter(t)
-	var log bytes.Buffer
-	cc := dial(t, target(rs...), m.option, client.WithLogger(slog.New(slog.NewTextHandler(&log, nil))),
+	var log logged
+	cc := dial(t, target(rs...), m.option, client.WithLogger(log.logger()),
 		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"tokenizer":{"from":"`+engine.URL+`","timeout":"20s"}`)))
 	connected(t, cc, rs)
 	ask := func(text string) client.Decision {

@@ -152,7 +152,7 @@ func TestWaitsForTheEngineToConnect(t *testing.T) {
 			var err error
 			c, err = dialPeer(p.ctx, "127.0.0.1:"+port, "PUB")
 			return err == nil
-		}, 10*time.Second, time.Millisecond)
+		}, 30*time.Second, time.Millisecond)
 		p.mu.Lock()
 		p.subs = nil
 		p.mu.Unlock()

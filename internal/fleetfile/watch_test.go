@@ -36,7 +36,7 @@ func next(t *testing.T, ch <-chan update) update {
 	select {
 	case got := <-ch:
 		return got
-	case <-time.After(10 * time.Second):
+	case <-time.After(30 * time.Second):
 		require.Fail(t, "no update")
 		return update{}
 	}

@@ -251,7 +251,7 @@ func TestPollerPollsByGRPC(t *testing.T) {
 		}
 	}()
 	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 800}}, <-reports)
-	require.Eventually(t, func() bool { return strings.Contains(p.Problems()["b"], fail.Error()) }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(p.Problems()["b"], fail.Error()) }, 30*time.Second, time.Millisecond)
 	p.Close()
 	close(conn.method)
 }

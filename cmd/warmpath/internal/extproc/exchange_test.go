@@ -274,7 +274,7 @@ func TestServed(t *testing.T) {
 			if c.at >= 0 {
 				want[picks[c.at]] = 1
 			}
-			require.Eventually(t, func() bool { return maps.Equal(want, ongoing()) }, 10*time.Second, time.Millisecond)
+			require.Eventually(t, func() bool { return maps.Equal(want, ongoing()) }, 30*time.Second, time.Millisecond)
 			if c.at != 0 {
 				require.EqualValues(t, codes.Unavailable, r.outcome().GetCode())
 				require.True(t, r.outcome().GetSent())
@@ -303,7 +303,7 @@ func TestOutliers(t *testing.T) {
 	}
 	require.Eventually(t, func() bool {
 		return p.deployment(t).GetReplicas()[1].GetState() == "ejected"
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	for range 5 {
 		g := p.open(t, duplex)
 		g.headers(chatHeaders(), nil, true)

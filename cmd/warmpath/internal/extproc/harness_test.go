@@ -106,7 +106,7 @@ func (p *picker) idle(t testing.TB) {
 			n += r.GetOngoing()
 		}
 		return n == 0 && p.Held() == 0
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 }
 
 // A gateway is one exchange in the way of Envoy: one goroutine sends, another one receives.
@@ -125,7 +125,7 @@ const duplex = modev3.ProcessingMode_FULL_DUPLEX_STREAMED
 
 func (p *picker) open(t testing.TB, mode modev3.ProcessingMode_BodySendMode) *gateway {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	stream, err := p.Process(ctx)
 	require.NoError(t, err)
 	g := &gateway{

@@ -165,8 +165,4 @@ deployments:
 	p.unavailable(t)
 	c.ready("a", "10.0.0.1", true)
 	p.fleet(t, "a:8000", "a:8001")
-
-	c.do(http.MethodDelete, poolsPath+"/chat", "", "")
-	c.ready("a", "10.0.0.1", false)
-	require.Len(t, picked(), 2, "the pool is gone: its last replicas stay")
 }

@@ -161,7 +161,7 @@ func TestRenewal(t *testing.T) {
 		}
 		return n
 	}
-	require.Eventually(t, func() bool { return renewals() >= 3 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return renewals() >= 3 }, 30*time.Second, time.Millisecond)
 	g.responds("200", "text/plain", "", true)
 	g.done()
 	p.idle(t)
@@ -335,7 +335,7 @@ func TestLongBodies(t *testing.T) {
 	first := p.open(t, duplex)
 	first.headers(chatHeaders(), nil, false)
 	first.body(text[:8000], false)
-	require.Eventually(t, func() bool { return p.Held() == 8000 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Held() == 8000 }, 30*time.Second, time.Millisecond)
 	for range 2 {
 		g := p.open(t, duplex)
 		g.headers(chatHeaders(), nil, false)

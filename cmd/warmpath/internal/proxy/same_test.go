@@ -335,7 +335,7 @@ var scenarios = map[string]scenario{
 			return out.Context().Err() // the replica's timer may fire first
 		}),
 		client: func(ctx context.Context, stub testpb.TestServiceClient, s *seen) {
-			ctx, cancel := context.WithTimeout(ctx, time.Second) // long enough to reach the replica
+			ctx, cancel := context.WithTimeout(ctx, 3*time.Second) // long enough to reach the replica
 			defer cancel()
 			_, err := read(stub.StreamingOutputCall(ctx, ask("hello")))
 			s.add("%s", status.Code(err))
