@@ -13,8 +13,9 @@ import (
 // ports counts those that listenLoopback has tried: no two tests get the same.
 var ports atomic.Int64
 
-// listenLoopback listens on a port below the range of ephemeral ports, and below those of other packages' tests. So the port of a stopped server stays free:
-// until the server is back, or as long as a test needs an address without a listener.
+// listenLoopback listens on a port below the range of ephemeral ports, and below those of other packages' tests. So the
+// port of a stopped server stays free: until the server is back, or as long as a test needs an address without a
+// listener.
 func listenLoopback(t testing.TB) net.Listener {
 	t.Helper()
 	for range 1_000 {
