@@ -39,13 +39,13 @@ func ofTransfer(err error) bool {
 	return false
 }
 
-// disputed reports whether there was a transfer that a leg which ended with err may have failed with. Called with mu
-// held.
+// disputed reports whether a leg that ended with err may have failed with the transfer: that had begun, and was not
+// complete. Called with mu held.
 func (l *legs) disputed(err error) bool {
 	return ofTransfer(err) && !l.over && (!l.kv.Sequential() || !l.until.IsZero())
 }
 
-// dispute is disputed for a leg's end; nil legs have none.
+// dispute is disputed without mu held; false for nil legs.
 func (l *legs) dispute(err error) bool {
 	if l == nil {
 		return false

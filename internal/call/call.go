@@ -73,8 +73,8 @@ type Call struct {
 }
 
 // Start begins a call of a method in memory that the interceptor has, which must be zero. It returns false where the
-// context is that of an attempt on the same channel which another list of options has begun. A timeout of the service
-// config bounds the whole call, the queue and all attempts.
+// channel has two lists of warmpath's options, and the interceptor of the other list has begun the call. A timeout of
+// the service config bounds the whole call, the queue and all attempts.
 func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method string, answer state.Answer) bool {
 	outer, route := From(ctx)
 	if outer != nil && outer.handle != h && outer.handle.conn == h.conn {
@@ -104,7 +104,7 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	return true
 }
 
-// EndsContext has the call's context end with the call: always, or else where attempts may derive contexts from it.
+// EndsContext has the call's context end with the call, if always is set or attempts may derive contexts from it.
 func (c *Call) EndsContext(always bool) {
 	b := c.handle.bound.Load()
 	derived := b == noBinding || b.Config.FirstTokenTimeout > 0 || b.Router.Fleet.Divided()

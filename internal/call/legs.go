@@ -124,47 +124,6 @@ func (l *legs) from() (_ *policy.Replica, until time.Time) {
 	return nil, until
 }
 
-// inLegs has reserve reserve a replica for an attempt, or two for its legs. Where the prompt is prefilled already, it
-// is one that decodes it.
-func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) error) error {
-	if from, until := c.legs.from(); from != nil {
-		c.legs.awaitAborts(c)
-		ctx, cancel := context.WithDeadline(c, until)
-		err := reserve(ctx, &router.Legs{From: from})
-		cancel()
-		if err == nil || c.Err() != nil {
-			return err
-		}
-	}
-	if c.legs != nil {
-		c.legs.end()
-		c.legs.awaitAborts(c)
-	}
-	var l *legs
-	how := b.legs(&c.key.request)
-	if how != nil {
-		l = c.newLegs(b)
-	}
-	if l != nil {
-		how.Prefill = &l.prefill.reserved.held
-	}
-	err := reserve(c, how)
-	if err != nil || l != nil && !l.held(c, b) {
-		l = nil
-	}
-	if l == nil {
-		if session, final := c.session(b); final {
-			c.handle.pulls.forget(session)
-		}
-	}
-	if l != c.legs {
-		c.mu.Lock()
-		c.legs = l
-		c.mu.Unlock()
-	}
-	return err
-}
-
 // A Sender makes an RPC of the call's method with a message, and calls each for every response.
 type Sender interface {
 	Send(ctx context.Context, msg any, opts []grpc.CallOption, each func(response []byte)) error

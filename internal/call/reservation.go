@@ -49,15 +49,9 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 			b.Probe(c.Scope, q)
 			probed = time.Since(asks)
 		}
-		reserve, err := func(ctx context.Context, legs *router.Legs) error {
+		switch err := c.inLegs(b, func(ctx context.Context, legs *router.Legs) error {
 			return b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff, Legs: legs})
-		}, error(nil)
-		if c.legs == nil && !b.Router.Fleet.Divided() {
-			err = reserve(c.Scope, nil)
-		} else {
-			err = c.inLegs(b, reserve)
-		}
-		switch err {
+		}); err {
 		case nil:
 		case router.ErrNotConnected, router.ErrClosed:
 			return nil
@@ -74,6 +68,50 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 		b.Telemetry.Picked(c, b.Policy, began, d.Queued+probed)
 	}
 	return nil
+}
+
+// inLegs has reserve reserve a replica for an attempt, or two for its legs. Where the prompt is prefilled already, it
+// is one that decodes it.
+func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) error) error {
+	if c.legs == nil && !b.Router.Fleet.Divided() {
+		return reserve(c.Scope, nil)
+	}
+	if from, until := c.legs.from(); from != nil {
+		c.legs.awaitAborts(c)
+		ctx, cancel := context.WithDeadline(c, until)
+		err := reserve(ctx, &router.Legs{From: from})
+		cancel()
+		if err == nil || c.Err() != nil {
+			return err
+		}
+	}
+	if c.legs != nil {
+		c.legs.end()
+		c.legs.awaitAborts(c)
+	}
+	var l *legs
+	how := b.legs(&c.key.request)
+	if how != nil {
+		l = c.newLegs(b)
+	}
+	if l != nil {
+		how.Prefill = &l.prefill.reserved.held
+	}
+	err := reserve(c, how)
+	if err != nil || l != nil && !l.held(c, b) {
+		l = nil
+	}
+	if l == nil {
+		if session, final := c.session(b); final {
+			c.handle.pulls.forget(session)
+		}
+	}
+	if l != c.legs {
+		c.mu.Lock()
+		c.legs = l
+		c.mu.Unlock()
+	}
+	return err
 }
 
 // drop gives back a reservation that no picker has used.

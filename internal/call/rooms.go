@@ -7,7 +7,7 @@ import (
 )
 
 // rooms are those where legs under way meet.
-var rooms roomSet
+var rooms = roomSet{used: make(map[int32]bool)}
 
 // A roomSet has numbers that are in use. Their lower 31 bits differ.
 type roomSet struct {
@@ -24,9 +24,6 @@ func (s *roomSet) take() int64 {
 		_, _ = rand.Read(b[:]) // it never fails
 		room := int64(binary.LittleEndian.Uint64(b[:]) >> 1)
 		if low := int32(room & (1<<31 - 1)); low != 0 && !s.used[low] {
-			if s.used == nil {
-				s.used = make(map[int32]bool)
-			}
 			s.used[low] = true
 			return room
 		}

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"weak"
 
-	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -36,13 +36,9 @@ func (s *Session) End() {
 	used := s.used
 	s.used = nil
 	s.mu.Unlock()
-	var r Route
-	var q policy.Request
-	r.SetSessionOf(s)
-	r.apply(&q)
 	for _, w := range used {
 		if h := w.Value(); h != nil {
-			h.forget(q.Session)
+			h.forget(requestkey.Session(s.id))
 		}
 	}
 }

@@ -257,29 +257,20 @@ func (o *Output) counts(m protoreflect.Message, n int) bool {
 // prompt and of all output.
 func (o *Output) whole(msg proto.Message) {
 	m, p, prompt := msg.ProtoReflect(), o.method.output, int64(math.MaxInt32)
-	if in, fd := first(p.once, m); in != nil {
-		in.Clear(fd)
-	}
-	var patch []byte
-	change := func(alts []path, to func(now int64) int64) {
-		for i, alt := range alts {
-			if in, fd := alt.find(m); in != nil {
-				at := place{alts: alts[i:]}
-				patch = at.number(patch, to(integer(fd, in.Get(fd))))
-			}
-		}
-	}
-	change(o.method.usagePrompt.alts, func(n int64) int64 { prompt = n - int64(o.before); return prompt })
-	change(o.method.usageCached.alts, func(n int64) int64 { return min(n, prompt) })
-	change(p.total, func(n int64) int64 { return n + int64(o.before) })
+	remove(m, p.once)
+	patch := renumber(nil, m, o.method.usagePrompt.alts, func(n int64) int64 {
+		prompt = n - int64(o.before)
+		return prompt
+	})
+	patch = renumber(patch, m, o.method.usageCached.alts, func(n int64) int64 { return min(n, prompt) })
+	patch = renumber(patch, m, p.total, func(n int64) int64 { return n + int64(o.before) })
 	if in, fd := first(p.whole, m); in != nil {
 		ids := o.ids
 		if !o.again {
 			ids = slices.Concat(o.ids[:o.before], idsOf(in, fd))
 		}
 		in.Clear(fd)
-		at := place{alts: p.whole}
-		patch = at.numbers(patch, ids)
+		patch = (&place{alts: p.whole}).numbers(patch, ids)
 	}
 	_ = merge.Unmarshal(patch, msg) // it is encoded here
 }
@@ -356,6 +347,25 @@ func (p path) find(m protoreflect.Message) (in protoreflect.Message, fd protoref
 		}
 	}
 	return m, fd
+}
+
+// remove clears the fields that paths lead to.
+func remove(m protoreflect.Message, alts []path) {
+	for _, alt := range alts {
+		if in, fd := alt.find(m); in != nil {
+			in.Clear(fd)
+		}
+	}
+}
+
+// renumber appends to a patch what the numbers at paths of a message change to.
+func renumber(patch []byte, m protoreflect.Message, alts []path, to func(now int64) int64) []byte {
+	for i, alt := range alts {
+		if in, fd := alt.find(m); in != nil {
+			patch = (&place{alts: alts[i:]}).number(patch, to(integer(fd, in.Get(fd))))
+		}
+	}
+	return patch
 }
 
 // first is find for the first of several paths that leads to something.

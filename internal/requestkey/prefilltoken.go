@@ -54,15 +54,11 @@ func (o *Output) Prefilled(msg any) (ok bool) {
 			return false
 		}
 	}
-	for _, end := range p.final {
-		if in, fd := end.find(m); in != nil {
-			in.Clear(fd)
-		}
-	}
+	remove(m, p.final)
 	if !p.message.allows(m, "") { // such as its log probability, which would come twice
 		return false
 	}
-	o.ids, o.prefill = ids, prefillToken{given: true, text: text}
+	o.ids, o.prefill = append(o.ids, ids...), prefillToken{given: true, text: text}
 	return true
 }
 
@@ -70,9 +66,7 @@ func (o *Output) Prefilled(msg any) (ok bool) {
 // It removes the token, and what only the first message has.
 func (o *Output) repeats(msg proto.Message, ids []uint32, final bool) (deliver, useless bool) {
 	m, p := msg.ProtoReflect(), o.method.output
-	if in, fd := first(p.once, m); in != nil {
-		in.Clear(fd)
-	}
+	remove(m, p.once)
 	if len(ids) == 0 {
 		return final, false
 	}
@@ -80,16 +74,9 @@ func (o *Output) repeats(msg proto.Message, ids []uint32, final bool) (deliver, 
 		o.prefill = prefillToken{differs: true}
 		return false, false
 	}
-	in, fd := first(p.tokens, m)
-	in.Clear(fd)
-	tokens := place{alts: p.tokens}
-	patch := tokens.numbers(nil, ids[1:])
-	for i, alt := range o.method.usageDelta.alts {
-		if in, fd := alt.find(m); in != nil {
-			delta := place{alts: o.method.usageDelta.alts[i:]}
-			patch = delta.number(patch, integer(fd, in.Get(fd))-1)
-		}
-	}
+	remove(m, p.tokens)
+	patch := (&place{alts: p.tokens}).numbers(nil, ids[1:])
+	patch = renumber(patch, m, o.method.usageDelta.alts, func(n int64) int64 { return n - 1 })
 	if merge.Unmarshal(patch, msg) != nil {
 		return true, true
 	}

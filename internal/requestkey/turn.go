@@ -2,6 +2,7 @@ package requestkey
 
 import (
 	"encoding/json"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
@@ -57,7 +58,7 @@ func (m *Method) ids(request any) (prompt []uint32, seed kvindex.Seed) {
 	return q.Prompt.Tokens, kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
 }
 
-// hashOf is the hash of tokens, of which the first ones are a prompt: theirs, and each other one chained to it.
+// hashOf is the hash of tokens that begin with a prompt: the prompt's, to which each token behind it is chained.
 func hashOf(tokens []uint32, prompt int, seed kvindex.Seed) uint64 {
 	var whole [1]uint64
 	hash := kvindex.AppendTokens(whole[:0], tokens[:prompt], prompt, seed)[0]
@@ -90,10 +91,10 @@ func (t *Turn) Read(response any) (held Held, ok bool) {
 	if held.Params = t.method.legs.Answer(response); held.Params == nil {
 		return held, false
 	}
-	held.Params = append([]byte(nil), held.Params...)
+	held.Params = slices.Clone(held.Params)
 	switch heldTokens(held.Params) {
-	case held.tokens: // of an engine that has begun another step
-	case held.tokens - 1: // as a rule: the last token was not computed
+	case held.tokens: // the engine has begun another step
+	case held.tokens - 1: // as a rule: the KV of the last token is not computed
 		held.tokens, held.hash = held.tokens-1, t.before
 	default:
 		return held, false
@@ -101,8 +102,8 @@ func (t *Turn) Read(response any) (held Held, ok bool) {
 	return held, held.tokens >= held.prompt
 }
 
-// heldTokens is the number of tokens that transfer parameters offer to a prefill leg: a Struct or JSON. 0 = none.
-// Without the time when they expire the engine would not see that the blocks have other contents by then.
+// heldTokens is how many tokens transfer parameters, a Struct or JSON, offer to a prefill leg; 0 = none. Parameters
+// without an expiry count as none: the engine would not notice that the blocks hold something else by then.
 func heldTokens(params []byte) int {
 	var p struct {
 		Decode  bool    `json:"do_remote_decode"`
