@@ -114,17 +114,12 @@ func assignments(fields map[dialect.Path]string, handed bool) (all []assignment,
 }
 
 // Legs returns the legs of the method's requests, nil where they are not split.
-func (m *Method) Legs() *Legs {
-	if m == nil {
-		return nil
-	}
-	return m.legs
-}
+func (m *Method) Legs() *Legs { return m.legs }
 
 // Splits reports whether a request can be split: it is one prompt with one output, and the application has not set
 // transfer parameters itself.
 func (m *Method) Splits(msg any) bool {
-	if m.Legs() == nil || msg == nil {
+	if m.legs == nil || msg == nil {
 		return false
 	}
 	defer harmless()

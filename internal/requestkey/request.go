@@ -150,7 +150,7 @@ func (m *Method) RequestID(msg any) (id string) {
 }
 
 // TakesRank reports whether requests of the method have a field for the data-parallel rank.
-func (m *Method) TakesRank() bool { return m != nil && len(m.rank.alts) > 0 }
+func (m *Method) TakesRank() bool { return len(m.rank.alts) > 0 }
 
 // HasRank reports whether the application has set the rank in a request message.
 func (m *Method) HasRank(msg any) bool { return m.TakesRank() && m.has(&m.rank, msg) }
@@ -161,7 +161,7 @@ func (m *Method) PatchRank(patch []byte, rank int) []byte { return m.rank.number
 // PatchPriority appends the engine's priority of a level, of which the lowest is served first, to a patch: nothing
 // where the level is normal, requests have no field for it, or the application has set it in the message.
 func (m *Method) PatchPriority(patch []byte, level int, msg any) []byte {
-	if level == 0 || m == nil || len(m.priority.alts) == 0 || m.has(&m.priority, msg) {
+	if level == 0 || len(m.priority.alts) == 0 || m.has(&m.priority, msg) {
 		return patch
 	}
 	return m.priority.number(patch, int64(-level))

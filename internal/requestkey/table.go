@@ -122,16 +122,15 @@ type Method struct {
 
 // DeferStream reports whether a client or bidirectional stream is to be opened
 // with its first message.
-func (m *Method) DeferStream() bool { return m != nil && m.dialect.DeferStream }
+func (m *Method) DeferStream() bool { return m.dialect.DeferStream }
 
-// HasPrompt reports whether a request may carry a prompt. Of a method without a
-// dialect is unknown, so it may.
+// HasPrompt reports whether a request may carry a prompt. That of a method without a dialect may.
 func (m *Method) HasPrompt() bool {
-	return m != nil && len(m.prompt.alts)+len(m.tokens.alts)+len(m.turns.alts)+len(m.body.alts) > 0
+	return len(m.prompt.alts)+len(m.tokens.alts)+len(m.turns.alts)+len(m.body.alts) > 0
 }
 
 // HasUsage reports whether responses may carry usage.
-func (m *Method) HasUsage() bool { return m != nil && m.usage }
+func (m *Method) HasUsage() bool { return m.usage }
 
 // newMethod compiles a dialect, which may be like one of those that are known.
 func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
