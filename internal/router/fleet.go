@@ -26,7 +26,7 @@ type Member struct {
 // policies and metrics without it.
 type live struct {
 	state.Replica
-	number  uint64 // random; set once
+	number  uint64 // random, below numbers; set once
 	outlier *outlier.Replica
 
 	// Guarded by the Router's mutex.
@@ -36,7 +36,7 @@ type live struct {
 }
 
 func newLive() *live {
-	l := &live{number: rand.Uint64(), refusals: refusals{most: state.NoBound}}
+	l := &live{number: rand.Uint64N(numbers), refusals: refusals{most: state.NoBound}}
 	l.Owner = l
 	l.outlier = outlier.NewReplica(l)
 	return l
@@ -288,6 +288,9 @@ func (f *Fleet) Drain(id string) {
 // that of a session, xor the number of its replica. Safe for many goroutines.
 type sessions [1 << 13]atomic.Uint64
 
+// numbers bounds those of replicas, so that the upper bits of what is kept are the session's.
+const numbers = 1 << 24
+
 func (s *sessions) slot(hash uint64) *atomic.Uint64 { return &s[hash%uint64(len(s))] }
 
 // note records that the session of a request went to a replica, unless it ends with the request.
@@ -306,17 +309,14 @@ func (s *sessions) note(q *policy.Request, l *live) {
 }
 
 // Forget frees what is kept of a session that has ended, given as state.SessionHash: a replica that drains keeps it no
-// longer. O(replicas).
+// longer.
 func (f *Fleet) Forget(hash uint64) {
 	if f.sessions == nil {
 		return
 	}
 	slot := f.sessions.slot(hash)
-	at := slot.Load()
-	for _, rep := range f.router.view.Load().replicas {
-		if at == hash^liveOf(rep).number {
-			slot.CompareAndSwap(at, 0)
-		}
+	if at := slot.Load(); at^hash < numbers {
+		slot.CompareAndSwap(at, 0)
 	}
 }
 
