@@ -107,8 +107,8 @@ func New(target string, opts ...grpc.DialOption) (*grpc.ClientConn, error) {
 	return cc, nil
 }
 
-// checkScheme refuses what gRPC would look up in DNS for want of a better idea: nothing, a target whose
-// scheme without a resolver, and a list of addresses.
+// checkScheme refuses what gRPC would look up in DNS by default: an empty target, one whose scheme has no resolver, and
+// a list of addresses.
 func checkScheme(target string, cc *grpc.ClientConn) error {
 	if !strings.HasSuffix(cc.CanonicalTarget(), ":///"+target) {
 		return nil

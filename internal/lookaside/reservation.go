@@ -91,23 +91,19 @@ func (x *Reservation) Released(o *policy.Outcome) {
 		return
 	}
 	delete(x.central.live, x)
-	outcome := new(warmpathv1.Outcome)
-	if o != nil {
-		outcome = outcomeOf(o)
-	}
-	x.central.release(x.id, outcome)
+	x.central.release(x.id, o)
 }
 
 // giveBack releases a reservation that is of no use. Called with mu held.
 func (c *Central) giveBack(r *warmpathv1.Reservation) {
 	if r.GetId() != "" {
-		c.release(r.GetId(), new(warmpathv1.Outcome))
+		c.release(r.GetId(), nil)
 	}
 }
 
-// release has the server release a reservation. Called with mu held.
-func (c *Central) release(id string, o *warmpathv1.Outcome) {
-	c.report(&lifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED, Outcome: o})
+// release has the server release a reservation, and reports how its attempt ended. Called with mu held.
+func (c *Central) release(id string, o *policy.Outcome) {
+	c.report(&lifeReport{Reservation: id, Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED, Outcome: outcomeOf(o)})
 }
 
 // Forget has the server free what it keeps of a session that has ended, given as state.SessionHash.
@@ -143,8 +139,11 @@ func (c *Central) renew(now time.Time) {
 	}
 }
 
-// outcomeOf is how an attempt ended, as a message.
+// outcomeOf is how an attempt ended, as a message; nil = it was never sent.
 func outcomeOf(o *policy.Outcome) *warmpathv1.Outcome {
+	if o == nil {
+		return new(warmpathv1.Outcome)
+	}
 	count := func(n int) *uint32 {
 		if n < 0 {
 			return nil
