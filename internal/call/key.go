@@ -69,15 +69,15 @@ const priorityKey = "x-warmpath-priority"
 
 var priorities = map[string]int{"low": -1, "normal": 0, "high": 1}
 
-// ReadMetadata takes what the request key has from the context and its metadata. Of the session's keys the request id
-// is the last.
+// ReadMetadata takes what the request key has from the context and its metadata. A request without a session has its id
+// as the key, unless the prompt is.
 func (b *Binding) ReadMetadata(ctx context.Context, r *Route, q *policy.Request) {
 	if r != nil {
 		r.apply(q)
 	}
 	if b.Uses&policy.UsesSession != 0 && q.Session == "" && b.SessionKeys != nil {
 		q.Session = b.SessionKeys.Outgoing(ctx)
-		if q.Session == "" && b.Uses&policy.UsesPrompt == 0 { // else the prompt is the key
+		if q.Session == "" && b.Uses&policy.UsesPrompt == 0 {
 			q.ID = requestkey.RequestID(ctx)
 		}
 	}
@@ -102,8 +102,8 @@ func keyless(method string) bool {
 	return slices.ContainsFunc(promptless, func(service string) bool { return strings.HasPrefix(method, service) })
 }
 
-// lacksPrompt reports whether the call is to be refused for want of a prompt. Health and reflection never are, nor
-// methods whose dialect has none.
+// lacksPrompt reports whether the call is refused because it has no prompt. Calls of health and reflection never are,
+// nor those of methods whose dialect has none.
 func (k *key) lacksPrompt(b *Binding) bool {
 	if !b.NeedsPrompt || k.request.PromptTokens > 0 || keyless(k.request.Method) {
 		return false
@@ -143,10 +143,9 @@ type Route struct {
 	Pin     string
 	Exclude []string
 	// bare is the request key of a call of which only this is known. Read only.
-	bare policy.Request
-	// parent is that of the session, and of the session itself where the application has one; nil = it has not.
-	parent string
-	of     *Session
+	bare   policy.Request
+	parent string   // of the session; empty = none
+	of     *Session // the session; nil = the application has given its id alone, or none
 	// Report is filled with the decision of the call, where the application asked for it.
 	Report *telemetry.Report
 	// call is the one under way where an interceptor inside changed the route. set
@@ -247,9 +246,8 @@ func From(ctx context.Context) (*Scope, *Route) {
 }
 
 // A requestCodec encodes the request message of a call for each attempt. It appends the patch of the attempt, such as
-// its data-parallel rank. A message that can be encoded only once it keeps until no
-// attempt follows: gRPC frees what a codec returns when it has sent it, and a codec may return memory of the message
-// itself.
+// its data-parallel rank. Of a message that can be encoded only once it keeps the encoded form until no attempt follows:
+// gRPC frees what a codec returns once that is sent, and a codec may return memory of the message itself.
 type requestCodec struct {
 	encoding.CodecV2
 	call *Call
