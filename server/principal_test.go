@@ -370,7 +370,8 @@ deployments:
 	}
 	f := start(t, config(""))
 	home := func(session string) string {
-		a, err := f.with(t, x).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Key: &warmpathv1.RequestKey{Session: session}})
+		key := &warmpathv1.RequestKey{Session: session}
+		a, err := f.with(t, x).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Key: key})
 		require.NoError(t, err)
 		return a.GetReplica().GetId()
 	}

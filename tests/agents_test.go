@@ -104,8 +104,8 @@ func TestSessionEnds(t *testing.T) {
 func TestSessionEndsAtTheServer(t *testing.T) {
 	rs := replicas(t, 2)
 	deployment := func(draining bool) string {
-		return fmt.Sprintf("    mode: central\n    central_deadline: 10s\n    drain_grace: 5m\n    policy: {consistent_hash: {}}\n    replicas:\n"+
-			"    - {address: %q, draining: %v}\n    - {address: %q}", rs[0].addr, draining, rs[1].addr)
+		return fmt.Sprintf("    mode: central\n    central_deadline: 10s\n    drain_grace: 5m\n"+
+			"    policy: {consistent_hash: {}}\n    replicas:\n    - {address: %q, draining: %v}\n    - {address: %q}", rs[0].addr, draining, rs[1].addr)
 	}
 	a, b := rs[0].addr, rs[1].addr
 	at, push := reconfigurable(t, deployment(false))

@@ -52,7 +52,9 @@ func serveLegs(t testing.TB, register func(*grpc.Server), opts ...grpc.ServerOpt
 	return serveLegsOn(t, listenLoopback(t), register, opts...)
 }
 
-func serveLegsOn(t testing.TB, l net.Listener, register func(*grpc.Server), opts ...grpc.ServerOption) (addr string, stop func()) {
+func serveLegsOn(
+	t testing.TB, l net.Listener, register func(*grpc.Server), opts ...grpc.ServerOption,
+) (addr string, stop func()) {
 	s, done := grpc.NewServer(opts...), make(chan struct{})
 	register(s)
 	go func() {

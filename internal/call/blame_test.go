@@ -56,7 +56,10 @@ func TestBlame(t *testing.T) {
 			name: "it dies, its leg is cancelled", method: rooms, prefill: codes.Internal, gone: "d", decode: codes.Canceled,
 			spared: "p",
 		},
-		{name: "the other one is back", method: rooms, prefill: codes.Internal, back: "d", decode: codes.Canceled, spared: "p"},
+		{
+			name: "the other one is back", method: rooms, prefill: codes.Internal, back: "d", decode: codes.Canceled,
+			spared: "p",
+		},
 		{name: "the prefill leg fails", method: rooms, prefill: codes.Internal, decode: codes.Canceled},
 		{name: "both are gone", method: rooms, prefill: codes.Unavailable, decode: codes.Unavailable, gone: "pd"},
 	} {

@@ -246,8 +246,8 @@ func From(ctx context.Context) (*Scope, *Route) {
 }
 
 // A requestCodec encodes the request message of a call for each attempt. It appends the patch of the attempt, such as
-// its data-parallel rank. Of a message that can be encoded only once it keeps the encoded form until no attempt follows:
-// gRPC frees what a codec returns once that is sent, and a codec may return memory of the message itself.
+// its data-parallel rank. A message that can be encoded only once is kept encoded until no attempt follows: gRPC frees
+// what a codec returns once that is sent, and a codec may return memory of the message itself.
 type requestCodec struct {
 	encoding.CodecV2
 	call *Call
