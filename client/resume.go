@@ -10,11 +10,11 @@ import (
 // elsewhere has a stream that ended with err go on at another replica, with m as its next message. It returns true
 // where the stream ends, with the error of the call in err. RecvMsg alone calls it.
 func (k *core) elsewhere(m any, err *error) (ends bool) {
-	broken := *err
-	if broken == io.EOF {
+	broken, resume := *err, k.call.Resume
+	if resume == nil || broken == io.EOF {
 		return true
 	}
-	if k.resume.Complete(broken) { // only the status is missing
+	if resume.Complete(broken) { // only the status is missing
 		*err = io.EOF
 		return true
 	}
@@ -23,7 +23,7 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 		k.at.cancel()
 	}
 	for {
-		msg, way := k.resume.Next(broken, &k.options)
+		msg, way := resume.Next(broken, &k.options)
 		if msg == nil {
 			break
 		}

@@ -83,9 +83,6 @@ type core struct {
 	has     bool  // there is a msg; it may be nil
 	closed  bool  // CloseSend was called
 	ending  *ending
-	// resume is what a stream needs that may go on elsewhere; nil = it does not. After the first message it stays, and
-	// RecvMsg reads it without mu.
-	resume *call.Resume
 }
 
 // ending is what Context returned before the stream was open; nil = nothing.
@@ -181,16 +178,16 @@ func (s *clientStream) RecvMsg(m any) error {
 			return err
 		}
 		k.answered, k.usage = true, k.call.FirstMessage()
-	} else if err := k.at.cs.RecvMsg(m); err != nil && (k.resume == nil || k.elsewhere(m, &err)) {
+	} else if err := k.at.cs.RecvMsg(m); err != nil && k.elsewhere(m, &err) {
 		return s.ends(err)
 	}
-	if k.resume != nil {
-		deliver, err := k.resume.Received(m)
+	if resume := k.call.Resume; resume != nil {
+		deliver, err := resume.Received(m)
 		if err != nil {
 			if k.elsewhere(m, &err) {
 				return s.ends(err)
 			}
-			deliver, _ = k.resume.Received(m)
+			deliver, _ = resume.Received(m)
 		}
 		if !deliver {
 			return s.RecvMsg(m)
@@ -328,9 +325,6 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 		if err == nil && k.has {
 			if resume := k.call.Resume; resume != nil {
 				resume.Keep(k.msg)
-				k.mu.Lock()
-				k.resume = resume
-				k.mu.Unlock()
 			}
 			err = at.cs.SendMsg(k.msg)
 		}
@@ -404,9 +398,8 @@ func (k *core) wait() (attempt, error) {
 func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) (prefilled bool, err error) {
 	k.mu.Lock()
 	at, err := k.wait()
-	resume := k.resume
 	k.mu.Unlock()
-	if err == nil && at.way.Split && m != nil && resume != nil && resume.Prefilled(m) {
+	if err == nil && at.way.Split && m != nil && k.call.Resume.Prefilled(m) {
 		return true, nil
 	}
 	for err == nil {

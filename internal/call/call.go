@@ -43,7 +43,7 @@ type Call struct {
 	*Scope
 	// Attempts is the retry loop; the goroutine of the call uses it.
 	Attempts Attempts
-	// Resume is for a stream that may go on at another replica; nil = it is none. Set while gRPC opens an attempt.
+	// Resume is for a stream that may go on at another replica; nil = it is none. Set before the first attempt.
 	Resume *Resume
 
 	cancel context.CancelFunc // of Context; nil where that is the application's own
@@ -61,7 +61,7 @@ type Call struct {
 	dropped  bool  // the application has dropped the stream
 	leg      bool  // it is the prefill leg of another Call
 	split    bool  // an attempt was sent in two legs
-	begun    bool  // the application has the first token of a prefill leg: the usage is that of all attempts
+	begun    bool  // the application has a part of the answer: the usage is that of all attempts
 	pending  bool  // the outcome is still to be reported
 	repeats  int8  // attempts that were sent and repeated inside one pass of the retry loop, up to 2
 	resumed  int8  // attempts that went on with a stream whose replica died
@@ -316,10 +316,6 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 		app = nil // it cannot be distinguished from the attempt's
 	}
 	b.Telemetry.Decided(ctx, app, b.Policy, q, d)
-	sequential := c.legs != nil && !c.leg && c.legs.kv.Sequential()
-	if (b.Resumes || sequential) && q.Answer == state.AnswerMessage && c.Resume == nil {
-		c.Resume = &Resume{call: c}
-	}
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && !keyless(q.Method) {
 		b.NoKey(b, q.Method)
 	}

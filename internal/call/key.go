@@ -22,6 +22,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -333,6 +334,10 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.key.msg = msg
+	legs := b == noBinding || b.Router.Fleet.Divided()
+	if (legs || b.Resumes) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
+		c.Resume = &Resume{call: c}
+	}
 	if _, a.single = msg.(*grpc.PreparedMsg); a.single || o.codec == nil {
 		return o.Attempts
 	}
@@ -343,8 +348,7 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 		once = true
 	}
 	// A patch is appended when gRPC encodes the message, since only then the replica is certain.
-	patched := b == noBinding || b.Ranks || b.Router.Fleet.Divided() || prioritized
-	if !once && !patched {
+	if patched := legs || b.Ranks || prioritized; !once && !patched {
 		return o.Attempts
 	}
 	a.coded = true

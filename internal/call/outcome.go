@@ -105,6 +105,7 @@ func (c *Call) FirstMessage() (usage bool) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.begun = true
 	c.Attempts.free()
 	b := c.reserved.binding
 	if q := &h.quarantine; b != nil && q.held.Load() > 0 {

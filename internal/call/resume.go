@@ -58,6 +58,9 @@ func (r *Resume) forget() {
 // Prefilled makes m the message with the first token, where the prefill leg of the attempt has it and the output is the
 // same at every replica. Else it returns false, and the application waits for the decode leg.
 func (r *Resume) Prefilled(m any) bool {
+	if r == nil {
+		return false
+	}
 	o, c := r.output.Load(), r.call
 	if o == nil || !o.WantsPrefilled() {
 		return false
@@ -125,15 +128,11 @@ func (r *Resume) follows(msg any, options *Options) bool {
 	if c.resumed == maxResumes || c.resumed > 0 && !c.Attempts.retry() {
 		return false
 	}
-	c.mu.Lock()
-	usage := c.outcome.result.Usage
-	c.mu.Unlock()
 	c.Attempts.next()
 	options.Attempts = c.Attempts.Sends(msg, options)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.resumed++
-	c.outcome.result.Usage = usage // of the whole stream
 	c.key.filled = false
 	router.Rekey(&c.key.request)
 	return true
