@@ -178,7 +178,7 @@ func (s *clientStream) RecvMsg(m any) error {
 			return err
 		}
 		k.answered, k.usage = true, k.call.FirstMessage()
-	} else if err := k.at.cs.RecvMsg(m); err != nil && k.elsewhere(m, &err) {
+	} else if err := k.at.cs.RecvMsg(m); err != nil && (k.call.Resume == nil || k.elsewhere(m, &err)) {
 		return s.ends(err)
 	}
 	if resume := k.call.Resume; resume != nil {
@@ -423,31 +423,6 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) (pr
 	return false, err
 }
 
-// await runs receive for an attempt with a limit. Where nothing comes within it, and another replica can take the
-// call, it cancels the attempt, claims it, and returns call.ErrLate.
-func (k *core) await(at attempt, receive func(cs grpc.ClientStream, m any) error, m any) error {
-	tries, first := &k.call.Attempts, func() error { return receive(at.cs, m) }
-	return tries.Await(at.way.Limit, at.cancel, first, func() (moved, ever bool) {
-		if !k.claim(at) {
-			return false, false
-		}
-		if moved, ever = tries.Move(); !moved {
-			k.leave(at, nil)
-		}
-		return moved, ever
-	})
-}
-
-// arrived notes that something of an answer has come, unless another attempt has taken the place of this one.
-func (k *core) arrived(at attempt) error {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.phase != opened || k.at.n != at.n {
-		return nil
-	}
-	return k.call.Attempts.Arrived()
-}
-
 // settle keeps the call on the attempt. It returns false where another one takes its place.
 func (k *core) settle(at attempt) bool {
 	k.mu.Lock()
@@ -457,35 +432,6 @@ func (k *core) settle(at attempt) bool {
 	}
 	k.phase, k.msg = settled, nil
 	return true
-}
-
-// claim makes this goroutine the one that replaces the attempt.
-func (k *core) claim(at attempt) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.phase != opened || k.at.n != at.n {
-		return false
-	}
-	k.phase = opening
-	return true
-}
-
-// next returns the attempt after one that has failed with err, which it makes where no other goroutine does, and after
-// one that was left without an error. The error is that of the call.
-func (k *core) next(at attempt, err error) (attempt, error) {
-	switch {
-	case err == io.EOF:
-		return at, err
-	case err == call.ErrLate, err != nil && k.claim(at): // a late attempt is claimed already
-		return k.attempt(err)
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	now, failure := k.wait()
-	if failure == nil && now.n == at.n {
-		failure = err // the call has settled on it
-	}
-	return now, failure
 }
 
 // ended is the status of a call whose context has ended.

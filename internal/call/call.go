@@ -72,6 +72,41 @@ type Call struct {
 	legs     *legs           // of the attempt, or those that it is one of; nil = it is served whole. The call's goroutine sets it
 }
 
+// A Scope is the context of a call's attempts. gRPC and interceptors may keep it for as long as they like; the Call, whose
+// memory may be used again when it has ended, is reached through it alone.
+type Scope struct {
+	context.Context // ends with the application's, at the timeout of the service config, and as EndsContext describes
+	handle          *Handle
+	given           *Route // of the context that the call began with
+
+	mu   sync.Mutex // guards call, and is held while a picker uses it. That one's mu may be taken under it
+	call *Call      // nil once its memory is used again
+}
+
+// Value returns the Scope itself for this package's key.
+func (s *Scope) Value(k any) any {
+	if _, ok := k.(ctxKey); ok {
+		return s
+	}
+	return s.Context.Value(k)
+}
+
+// Handle returns the handle of the call's channel.
+func (s *Scope) Handle() *Handle { return s.handle }
+
+// Enter returns the Call until Leave, or nil, without a Leave, where its memory is used again.
+func (s *Scope) Enter() *Call {
+	s.mu.Lock()
+	if s.call == nil {
+		s.mu.Unlock()
+		return nil
+	}
+	return s.call
+}
+
+// Leave follows Enter.
+func (s *Scope) Leave() { s.mu.Unlock() }
+
 // Start begins a call of a method in memory that the interceptor has, which must be zero. It returns false where the
 // channel has two lists of warmpath's options, and the interceptor of the other list has begun the call. A timeout of
 // the service config bounds the whole call, the queue and all attempts.

@@ -180,6 +180,31 @@ func (c *Call) finish() *legs {
 	return c.legs
 }
 
+// Clear makes the memory of a call that has ended that of a new one, unless something else may still refer to it. It
+// reports whether it did.
+func (c *Call) Clear() bool {
+	s := c.Scope
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !c.plain() {
+		return false
+	}
+	s.call = nil
+	*c = Call{}
+	return true
+}
+
+// plain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
+// calls may still refer to them.
+func (c *Call) plain() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	b, q, last := c.reserved.binding, &c.key.request, &c.outcome.last
+	return last.Replica != nil && last.Err == nil && !c.busy && !c.shared && c.legs == nil && !c.Attempts.coded &&
+		q.Attempt() == 1 && q.State().Shadow == nil && c.Decision().Queued == 0 &&
+		b.Uses&policy.CallsOut == 0 && b.Probe == nil && b.Central == (Central{})
+}
+
 // complete reports the outcome of the last reservation, once. Called with mu held.
 func (c *Call) complete() {
 	if !c.pending {
