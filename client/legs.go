@@ -54,7 +54,7 @@ func (k *core) decode(at *attempt) (ctx context.Context, drains bool, err error)
 	case at.way.Limit > 0:
 		ctx, at.cancel = context.WithCancel(ctx)
 	case at.way.Split:
-		if err = tries.Prefill(k, k.options.Attempts); err == nil {
+		if err = tries.Prefill(k); err == nil {
 			ctx, at.cancel, drains = tries.Decode(true)
 		}
 	}

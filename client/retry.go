@@ -79,7 +79,7 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 		k.at.cancel()
 	}
 	for {
-		msg, way := resume.Next(broken, &k.options)
+		msg, way := resume.Next(broken)
 		if msg == nil {
 			break
 		}
@@ -110,7 +110,7 @@ func (k *core) elsewhere(m any, err *error) (ends bool) {
 func (k *core) goOn(at *attempt, msg, first any) error {
 	ctx, drains, err := k.decode(at)
 	if err == nil {
-		at.cs, err = k.request(ctx, msg, k.options.Attempts)
+		at.cs, err = k.request(ctx, msg, k.call.Attempts.Each)
 	}
 	switch {
 	case err != nil:

@@ -30,22 +30,20 @@ func (c *channels) stream(
 	}
 	k := cores.Get().(*core)
 	k.desc, k.open, k.conn, k.method = desc, open, cc, method
-	if !h.Start(&k.call, ctx, cc, method, answer) {
+	if !h.Start(&k.call, ctx, cc, method, answer, opts) {
 		return open(ctx, desc, cc, method, opts...)
 	}
-	k.options = call.OptionsOf(opts)
-	s := new(clientStream)
+	s, tries := new(clientStream), &k.call.Attempts
 	s.core.Store(k)
-	if !k.options.Proxied {
-		k.call.EndsContext(desc.ClientStreams || k.options.Finishes())
+	if !tries.Proxied {
 		runtime.SetFinalizer(s, (*clientStream).abandon) // half of the cost of a cleanup, which RecvMsg removes
 	}
-	if k.options.Finishes() {
+	if tries.Finishes() {
 		context.AfterFunc(k.call.Context, func() { k.end(k.ended()) })
 	}
 	if desc.ClientStreams { // it is never tried again, and may be long
-		k.options.Attempts = slices.DeleteFunc(slices.Clone(k.options.Attempts), isRetryBuffer)
-		if !k.options.Defers && !h.Defers(method) {
+		tries.Each = slices.DeleteFunc(slices.Clone(tries.Each), isRetryBuffer)
+		if !tries.Defers && !h.Defers(method) {
 			if _, _, err := k.begin(nil, false); err != nil {
 				return nil, err
 			}
@@ -61,13 +59,12 @@ var cores = sync.Pool{New: func() any { return new(core) }}
 // core is one streaming call; a unary one uses the field call alone. At most one goroutine makes attempts at a time: the
 // one that moved phase to opening. It holds no lock meanwhile.
 type core struct {
-	call    call.Call
-	desc    *grpc.StreamDesc
-	open    grpc.Streamer
-	conn    *grpc.ClientConn
-	method  string
-	options call.Options
-	once    sync.Once // end
+	call   call.Call
+	desc   *grpc.StreamDesc
+	open   grpc.Streamer
+	conn   *grpc.ClientConn
+	method string
+	once   sync.Once // end
 
 	// answered is set from the first response message of an attempt on; usage is whether messages may carry token counts.
 	// RecvMsg alone uses both.
@@ -206,7 +203,7 @@ func (s *clientStream) RecvMsg(m any) error {
 // core, which is used again unless another method, or the end of the context, may still come to it.
 func (s *clientStream) ends(err error) error {
 	k := s.core.Load()
-	if !k.options.Proxied {
+	if !k.call.Attempts.Proxied {
 		runtime.SetFinalizer(s, nil)
 	}
 	k.end(err)
@@ -215,7 +212,7 @@ func (s *clientStream) ends(err error) error {
 	}
 	s.over = k.at.cs
 	s.core.Store(nil)
-	if s.inside.Load() == 0 && !k.options.Finishes() {
+	if s.inside.Load() == 0 && !k.call.Attempts.Finishes() {
 		k.free()
 	}
 	return err
@@ -305,7 +302,7 @@ func (k *core) begin(m any, has bool) (at attempt, mine bool, err error) {
 	}
 	k.phase, k.msg, k.has = opening, m, has
 	k.mu.Unlock()
-	k.options.Attempts = k.call.Attempts.Sends(m, &k.options)
+	k.call.Attempts.Sends(m)
 	at, err = k.attempt(nil)
 	return at, true, err
 }
@@ -321,7 +318,7 @@ func (k *core) attempt(failure error) (at attempt, err error) {
 		if err != nil {
 			return err
 		}
-		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, k.options.Attempts...)
+		at.cs, err = k.open(ctx, k.desc, k.conn, k.method, tries.Each...)
 		if err == nil && k.has {
 			if resume := k.call.Resume; resume != nil {
 				resume.Keep(k.msg)
@@ -449,7 +446,7 @@ func (k *core) end(err error) {
 		if err == io.EOF {
 			err = nil
 		}
-		k.options.Finish(err)
+		k.call.Attempts.Finish(err)
 	})
 }
 

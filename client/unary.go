@@ -17,31 +17,30 @@ func (c *channels) unary(
 ) error {
 	k := cores.Get().(*core)
 	rpc := &k.call
-	if !c.handle(cc).Start(rpc, ctx, cc, method, state.AnswerWhole) {
+	if !c.handle(cc).Start(rpc, ctx, cc, method, state.AnswerWhole, opts) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	defer k.free()
 	defer rpc.End()
 	tries := &rpc.Attempts
-	options := call.OptionsOf(opts)
-	all := tries.Sends(req, &options)
+	tries.Sends(req)
 	err := tries.Run(nil, func(way call.Way) error {
 		if way.Split {
-			if err := tries.Prefill(sender{invoke, cc, method}, all); err != nil {
+			if err := tries.Prefill(sender{invoke, cc, method}); err != nil {
 				return err
 			}
 			decode, cancel, _ := tries.Decode(false)
 			defer cancel()
-			return invoke(decode, method, req, reply, cc, all...)
+			return invoke(decode, method, req, reply, cc, tries.Each...)
 		}
 		if way.Limit == 0 {
-			return invoke(rpc.Scope, method, req, reply, cc, all...)
+			return invoke(rpc.Scope, method, req, reply, cc, tries.Each...)
 		}
 		attempt, cancel := context.WithCancel(rpc.Scope)
 		defer cancel()
 		answered := false
 		err := tries.Await(way.Limit, cancel, func() error {
-			err := invoke(attempt, method, req, reply, cc, all...)
+			err := invoke(attempt, method, req, reply, cc, tries.Each...)
 			answered = err == nil
 			return err
 		}, tries.Move)
@@ -53,6 +52,6 @@ func (c *channels) unary(
 	if err == nil && rpc.FirstMessage() {
 		rpc.ReadUsage(reply)
 	}
-	options.Finish(err)
+	tries.Finish(err)
 	return err
 }

@@ -2,7 +2,6 @@ package cacheview
 
 import (
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -155,89 +154,4 @@ func (x *Index) ranks(r *policy.Replica) int {
 		return max(r.Ranks, 1)
 	}
 	return 1
-}
-
-// A Fleet is the membership of one epoch, by place. Immutable.
-type Fleet struct {
-	Epoch    uint64
-	Replicas []*policy.Replica
-	Members  []*Member
-
-	places []int32 // by the slot of the member's first rank; -1 = not of this fleet
-	units  []int32 // the first unit of each place, and behind them their number
-}
-
-// Fleet returns the fleet of a View, or a newer one. It takes a lock once an epoch.
-func (x *Index) Fleet(v policy.View) *Fleet {
-	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
-		return f
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
-		return f
-	}
-	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas()}
-	units, renewed := 0, false
-	for i, r := range f.Replicas {
-		m := x.members[r.ID]
-		if m == nil {
-			m = absent
-		} else if !slices.Equal(m.models, declared(r)) {
-			m.models, renewed = declared(r), true
-		}
-		f.Members = append(f.Members, m)
-		f.units = append(f.units, int32(units))
-		units += x.ranks(r)
-		if at := m.routes[0].number; at != kvindex.NoSlot {
-			for int(at) >= len(f.places) {
-				f.places = append(f.places, -1)
-			}
-			f.places[at] = int32(i)
-		}
-	}
-	f.units = append(f.units, int32(units))
-	if renewed {
-		x.learnNames(make(map[string]string), f.Members...)
-	}
-	x.fleet.Store(f)
-	return f
-}
-
-// Place returns where a member stands, and false if it is not of this fleet.
-func (f *Fleet) Place(m *Member) (int, bool) {
-	n := int(m.routes[0].number)
-	if n >= len(f.places) || f.places[n] < 0 || f.Members[f.places[n]] != m {
-		return 0, false
-	}
-	return int(f.places[n]), true
-}
-
-// Units returns how many units the fleet has.
-func (f *Fleet) Units() int { return int(f.units[len(f.Replicas)]) }
-
-// Unit returns the unit of a rank of the replica at a place; the last, where it has
-// fewer ranks.
-func (f *Fleet) Unit(place, rank int) int { return int(f.units[place]) + min(rank, f.Ranks(place)-1) }
-
-// Ranks returns how many units the replica at a place is.
-func (f *Fleet) Ranks(place int) int { return int(f.units[place+1] - f.units[place]) }
-
-// PlaceOf returns the place of the replica that a unit belongs to. O(log replicas).
-func (f *Fleet) PlaceOf(unit int) int {
-	at, _ := slices.BinarySearch(f.units, int32(unit+1))
-	return at - 1
-}
-
-// Member returns the member of a replica of any View.
-func (x *Index) Member(r *policy.Replica) *Member {
-	if f := x.fleet.Load(); f != nil && r.Index() < len(f.Replicas) && f.Replicas[r.Index()] == r {
-		return f.Members[r.Index()]
-	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if m := x.members[r.ID]; m != nil {
-		return m
-	}
-	return absent
 }

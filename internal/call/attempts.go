@@ -22,6 +22,7 @@ import (
 // call uses it.
 type Attempts struct {
 	call *Call
+	Options
 
 	failed   uint8 // attempts that count towards max_attempts: all that failed but those that were refused
 	sent     uint8 // of those, the ones that a replica may have begun to serve

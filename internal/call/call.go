@@ -75,7 +75,7 @@ type Call struct {
 // A Scope is the context of a call's attempts. gRPC and interceptors may keep it for as long as they like; the Call, whose
 // memory may be used again when it has ended, is reached through it alone.
 type Scope struct {
-	context.Context // ends with the application's, at the timeout of the service config, and as EndsContext describes
+	context.Context // ends with the application's, at the timeout of the service config, and as Start describes
 	handle          *Handle
 	given           *Route // of the context that the call began with
 
@@ -109,17 +109,25 @@ func (s *Scope) Leave() { s.mu.Unlock() }
 
 // Start begins a call of a method in memory that the interceptor has, which must be zero. It returns false where the
 // channel has two lists of warmpath's options, and the interceptor of the other list has begun the call. A timeout of
-// the service config bounds the whole call, the queue and all attempts.
-func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method string, answer state.Answer) bool {
+// the service config bounds the whole call, the queue and all attempts. The context of a stream ends with the call where
+// the stream may be long, the application waits for its end, or attempts may derive contexts from it.
+func (h *Handle) Start(
+	c *Call, ctx context.Context, cc *grpc.ClientConn, method string, answer state.Answer, opts []grpc.CallOption,
+) bool {
 	outer, route := From(ctx)
 	if outer != nil && outer.handle != h && outer.handle.conn == h.conn {
 		return false
 	}
 	c.Scope = &Scope{Context: ctx, handle: h, call: c}
+	o := &c.Attempts.Options
+	c.Attempts.call, *o = c, optionsOf(opts)
+	b := h.bound.Load()
+	derives := b == noBinding || b.Config.FirstTokenTimeout > 0 || b.Router.Fleet.Divided()
 	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
 		c.Context, c.cancel = context.WithTimeout(ctx, *t)
+	} else if answer == state.AnswerUnseen && !o.Proxied || answer == state.AnswerMessage && (derives || o.Finishes()) {
+		c.Context, c.cancel = context.WithCancel(ctx)
 	}
-	c.Attempts.call = c
 	c.key.request.Method, c.key.request.Answer = method, answer
 	c.key.request.State().Origin = c
 	c.outcome.result.Usage = policy.NoUsage
@@ -137,15 +145,6 @@ func (h *Handle) Start(c *Call, ctx context.Context, cc *grpc.ClientConn, method
 	}
 	c.route = route
 	return true
-}
-
-// EndsContext has the call's context end with the call, if always is set or attempts may derive contexts from it.
-func (c *Call) EndsContext(always bool) {
-	b := c.handle.bound.Load()
-	derived := b == noBinding || b.Config.FirstTokenTimeout > 0 || b.Router.Fleet.Divided()
-	if c.cancel == nil && (always || derived) {
-		c.Context, c.cancel = context.WithCancel(c.Context)
-	}
 }
 
 // Bare begins a call without an interceptor, and so without a message, in memory that must be zero. It is one

@@ -326,8 +326,8 @@ func (r *requestCodec) kept() (mem.BufferSlice, error) {
 	return slices.Clone(r.data), nil
 }
 
-// Sends gives the request message, which is sent once for each attempt. It returns the options of the attempts.
-func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
+// Sends gives the request message, which is sent once for each attempt.
+func (a *Attempts) Sends(msg any) {
 	c := a.call
 	b := c.handle.bound.Load()
 	prioritized := len(metadata.ValueFromOutgoingContext(c.Context, priorityKey)) > 0 // the context is the application's
@@ -338,10 +338,10 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 	if (legs || b.Resumes) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
 		c.Resume = &Resume{call: c}
 	}
-	if _, a.single = msg.(*grpc.PreparedMsg); a.single || o.codec == nil {
-		return o.Attempts
+	if _, a.single = msg.(*grpc.PreparedMsg); a.single || a.Options.codec == nil {
+		return
 	}
-	once := o.chosen || o.codec.Name() != encodingproto.Name
+	once := a.chosen || a.Options.codec.Name() != encodingproto.Name
 	switch msg.(type) {
 	case nil, proto.Message, protoadapt.MessageV1: // gRPC may encode it as often as it likes
 	default:
@@ -349,11 +349,11 @@ func (a *Attempts) Sends(msg any, o *Options) []grpc.CallOption {
 	}
 	// A patch is appended when gRPC encodes the message, since only then the replica is certain.
 	if patched := legs || b.Ranks || prioritized; !once && !patched {
-		return o.Attempts
+		return
 	}
 	a.coded = true
-	a.codec = &requestCodec{CodecV2: o.codec, call: c, msg: msg, once: once}
-	return append(slices.Clip(o.Attempts), grpc.ForceCodecV2(a.codec))
+	a.codec = &requestCodec{CodecV2: a.Options.codec, call: c, msg: msg, once: once}
+	a.Each = append(slices.Clip(a.Each), grpc.ForceCodecV2(a.codec))
 }
 
 // free gives the encoded message back: no attempt follows. Called with Call.mu held.
@@ -368,11 +368,11 @@ func (a *Attempts) free() {
 
 // Options are the options of a call, as its attempts and its end need them.
 type Options struct {
-	Attempts []grpc.CallOption // of each attempt
-	finish   func(error)       // all OnFinish: gRPC would run them after every attempt, the application wants them once
-	codec    encoding.CodecV2  // that gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
-	chosen   bool              // an option names the codec
-	Passed                     // zero where it is none of a proxy
+	Each   []grpc.CallOption // attempt has these
+	finish func(error)       // all OnFinish: gRPC would run them after every attempt, the application wants them once
+	codec  encoding.CodecV2  // that gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
+	chosen bool              // an option names the codec
+	Passed                   // zero where it is none of a proxy
 }
 
 // Passed is the option of a stream that a proxy passes on: it is always read to its end, so it is never abandoned.
@@ -382,9 +382,9 @@ type Passed struct {
 	Defers  bool // the first message opens the stream, whatever its dialect asks for
 }
 
-// OptionsOf splits the options of a call.
-func OptionsOf(opts []grpc.CallOption) Options {
-	all, name := Options{Attempts: opts}, encodingproto.Name
+// optionsOf splits the options of a call.
+func optionsOf(opts []grpc.CallOption) Options {
+	all, name := Options{Each: opts}, encodingproto.Name
 	for _, o := range opts {
 		switch o := o.(type) {
 		case grpc.OnFinishCallOption:
@@ -404,7 +404,7 @@ func OptionsOf(opts []grpc.CallOption) Options {
 		all.codec = encoding.GetCodecV2(name)
 	}
 	if all.Finishes() {
-		all.Attempts = slices.DeleteFunc(slices.Clone(opts), func(o grpc.CallOption) bool {
+		all.Each = slices.DeleteFunc(slices.Clone(opts), func(o grpc.CallOption) bool {
 			_, ok := o.(grpc.OnFinishCallOption)
 			return ok
 		})

@@ -131,7 +131,7 @@ type Sender interface {
 
 // Prefill sends the prefill leg of an attempt, unless that is done. It returns when the decode leg is to be sent, in
 // the context of [Attempts.Decode], or with the error of the attempt.
-func (a *Attempts) Prefill(s Sender, opts []grpc.CallOption) error {
+func (a *Attempts) Prefill(s Sender) error {
 	c := a.call
 	l, msg := c.legs, c.key.msg
 	if l.done != nil {
@@ -145,7 +145,7 @@ func (a *Attempts) Prefill(s Sender, opts []grpc.CallOption) error {
 	}
 	l.begins(c)
 	c.split, l.done = true, make(chan struct{})
-	opts = append(withoutResults(opts), grpc.ForceCodecV2(&legCodec{l.codec, &l.prefill}))
+	opts := append(withoutResults(a.Each), grpc.ForceCodecV2(&legCodec{l.codec, &l.prefill}))
 	go func() {
 		defer close(l.done)
 		l.ended(s.Send(&l.prefill, msg, opts, l.read))

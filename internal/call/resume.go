@@ -105,8 +105,8 @@ func (r *Resume) Complete(err error) bool {
 }
 
 // Next reserves a replica, or two, for another attempt of a stream that broke with err. It returns the request message
-// of the attempt, nil where the stream does not go on, and changes the options of attempts.
-func (r *Resume) Next(err error, options *Options) (msg any, way Way) {
+// of the attempt, nil where the stream does not go on.
+func (r *Resume) Next(err error) (msg any, way Way) {
 	c, o := r.call, r.output.Load()
 	last, err := c.Attempts.lost(err)
 	if o == nil || c.Context.Err() != nil || last.Replica == nil ||
@@ -114,7 +114,7 @@ func (r *Resume) Next(err error, options *Options) (msg any, way Way) {
 		return nil, way
 	}
 	b, how := c.handle.bound.Load(), telemetry.NotResumed
-	if next := o.Next(); next != nil && r.follows(next, options) && c.reserve(0) == nil {
+	if next := o.Next(); next != nil && r.follows(next) && c.reserve(0) == nil {
 		msg, way.Split, how = next, c.legs != nil, telemetry.DidResume
 		telemetry.Resumed(trace.SpanFromContext(c.Context), last.Replica, o.Len())
 	}
@@ -123,13 +123,13 @@ func (r *Resume) Next(err error, options *Options) (msg any, way Way) {
 }
 
 // follows makes the request message of another attempt the one of the call, if the budget has another attempt.
-func (r *Resume) follows(msg any, options *Options) bool {
+func (r *Resume) follows(msg any) bool {
 	c := r.call
 	if c.resumed == maxResumes || c.resumed > 0 && !c.Attempts.retry() {
 		return false
 	}
 	c.Attempts.next()
-	options.Attempts = c.Attempts.Sends(msg, options)
+	c.Attempts.Sends(msg)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.resumed++

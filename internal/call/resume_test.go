@@ -47,7 +47,7 @@ func TestKeepIsBounded(t *testing.T) {
 		r.forget()
 		deliver, err = r.Received(&enginepb.GenerateResponse{})
 		require.True(t, deliver && err == nil)
-		next, _ := r.Next(nil, nil)
+		next, _ := r.Next(nil)
 		require.Nil(t, next)
 	}
 	require.Zero(t, h.resumable.Load())
