@@ -179,8 +179,8 @@ func (w *largeWorld) measure(t *testing.T, payload []byte) (d times) {
 	return d
 }
 
-// Issue 12.29: a KV-event message of the largest size allowed, whatever its content, is applied in seconds, and does
-// not delay GetStatus, Update or Close.
+// Issue 12.29: a KV-event message of the largest size allowed, whatever its content, is applied in seconds. GetStatus,
+// Update and Close do not wait for it: on a slow machine, too, they take less than half of its time.
 func TestLargeKVEventMessages(t *testing.T) {
 	for name, payload := range largeMessages() {
 		t.Run(name, func(t *testing.T) {
@@ -188,7 +188,8 @@ func TestLargeKVEventMessages(t *testing.T) {
 			var d times
 			for range 3 { // the machine may be busy
 				d = newLargeWorld(t).measure(t, payload)
-				if d.message <= race.Of(2*time.Second, 20*time.Second) && max(d.status, d.update, d.close) <= race.Of(100*time.Millisecond, time.Second) {
+				others := max(race.Of(100*time.Millisecond, time.Second), d.message/2)
+				if d.message <= race.Of(10*time.Second, time.Minute) && max(d.status, d.update, d.close) <= others {
 					return
 				}
 			}
@@ -213,7 +214,7 @@ func TestLargeKVEventMessageAndClose(t *testing.T) {
 		}
 		watch := startWatch()
 		require.NoError(t, conn.Close())
-		if took = watch.elapsed(); took <= 100*time.Millisecond {
+		if took = watch.elapsed(); took <= race.Of(100*time.Millisecond, 500*time.Millisecond) {
 			return
 		}
 	}

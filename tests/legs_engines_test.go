@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/prototext"
 	"google.golang.org/protobuf/proto"
@@ -199,11 +201,11 @@ type engineFleet struct {
 	m     *meter
 	rooms sync.Map // where legs meet
 	first func()   // called when a call has its first answer
-	calls int
-	ids   string // of the last call: calls share no prefix
+	ids   string   // of the last call: calls share no prefix
 
-	mu   sync.Mutex // guards what follows
-	legs map[string]*dynamicpb.Message
+	mu    sync.Mutex // guards what follows
+	calls int
+	legs  map[string]*dynamicpb.Message // of the last call, by role
 	// at is called before and behind the first message of a leg, with what stops its replica; nil = it is not.
 	at func(ctx context.Context, role string, behind bool, stop func()) error
 }
@@ -274,8 +276,11 @@ func (f *engineFleet) serve(role string, s grpc.ServerStream, stop func()) error
 	if method, _ := grpc.MethodFromServerStream(s); method != f.e.method { // an Abort: an attempt before has ended
 		return s.SendMsg(dynamicpb.NewMessage(f.types.ByName("Response")))
 	}
+	of := metadata.ValueFromIncomingContext(s.Context(), "call")
 	f.mu.Lock()
-	f.legs[role] = q
+	if slices.Equal(of, []string{strconv.Itoa(f.calls)}) { // a leg of a call that was cancelled may come late
+		f.legs[role] = q
+	}
 	at := f.at
 	f.mu.Unlock()
 	if at == nil {
@@ -315,15 +320,17 @@ func (f *engineFleet) meet(ctx context.Context, room int64) error {
 
 // call makes a call and returns its answers, and its legs by role.
 func (f *engineFleet) call(ctx context.Context) (answers []proto.Message, legs map[string]*dynamicpb.Message, _ error) {
-	f.calls++
-	ids := make([]string, 4000)
-	for i := range ids {
-		ids[i] = fmt.Sprint(10_000*f.calls + i)
-	}
-	f.ids = strings.Join(ids, ", ")
 	f.mu.Lock()
+	f.calls++
+	n := f.calls
 	f.legs = map[string]*dynamicpb.Message{}
 	f.mu.Unlock()
+	ids := make([]string, 4000)
+	for i := range ids {
+		ids[i] = strconv.Itoa(10_000*n + i)
+	}
+	f.ids = strings.Join(ids, ", ")
+	ctx = metadata.AppendToOutgoingContext(ctx, "call", strconv.Itoa(n))
 	s, err := f.cc.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, f.e.method)
 	if err == nil {
 		err = s.SendMsg(f.request("", 0))
