@@ -232,7 +232,7 @@ func met(t *testing.T, stub testpb.TestServiceClient, rs []*replica) {
 		require.Eventually(t, func() bool {
 			reply, err := stub.UnaryCall(client.WithPin(deadline(t), r.addr), &testpb.SimpleRequest{})
 			return err == nil && reply.Username == r.addr
-		}, 20*time.Second, 5*time.Millisecond, r.addr)
+		}, time.Minute, 5*time.Millisecond, r.addr)
 	}
 }
 
@@ -281,7 +281,7 @@ func TestConsistentHash(t *testing.T) {
 			}
 		}
 		return true
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
 
 func TestPrefixAffinity(t *testing.T) {
@@ -355,7 +355,7 @@ func TestOutlierDetection(t *testing.T) {
 			_, _ = stub.UnaryCall(deadline(t), &testpb.SimpleRequest{})
 		}
 		return rs[0].calls.Load() == before
-	}, 20*time.Second, 20*time.Millisecond)
+	}, time.Minute, 20*time.Millisecond)
 }
 
 // Two clusters in one channel are two balancers. Each decides for itself, and the interceptors leave the decision to
@@ -379,7 +379,7 @@ func TestTwoClusters(t *testing.T) {
 			}
 		}
 		return len(met) == len(rs)
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 	used := map[string]bool{}
 	for i := range 100 {
 		s := fmt.Sprint("user ", i)
@@ -399,5 +399,5 @@ func TestTwoClusters(t *testing.T) {
 			}
 		}
 		return true
-	}, 20*time.Second, 5*time.Millisecond)
+	}, time.Minute, 5*time.Millisecond)
 }
