@@ -220,7 +220,7 @@ func (s *clientStream) ends(err error) error {
 
 // free has the memory of a call that has ended used again, if nothing else refers to it.
 func (k *core) free() {
-	if k.call.Clear() {
+	if k.call.Detach() {
 		*k = core{}
 		cores.Put(k)
 	}

@@ -54,19 +54,13 @@ func (m *Member) Routed(s *Prediction, rank int, r Route) {
 	}
 	own := m.own(rank)
 	own.mu.Lock()
+	defer own.mu.Unlock()
 	slot := own.slot
 	own.work.Add(r.Work)
 	*s = Prediction{on: own, era: own.era, blocks: r.Blocks, work: r.Work}
 	own.live += len(r.Blocks)
 	if len(r.Blocks) == 0 || slot == kvindex.NoSlot {
-		own.mu.Unlock()
 		return
-	}
-	if s.held = own.index.Held(slot, r.Blocks); s.held < len(r.Blocks) {
-		if len(own.open) == maxOpen { // their ends do not come
-			own.open = nil
-		}
-		own.open = append(own.open, s)
 	}
 	want := 0
 	switch {
@@ -79,8 +73,12 @@ func (m *Member) Routed(s *Prediction, rank int, r Route) {
 		own.blocks = want
 		own.index.SetCapacity(slot, want)
 	}
-	own.mu.Unlock()
-	own.index.Insert(slot, r.Blocks)
+	if s.held = own.index.Insert(slot, r.Blocks); s.held < len(r.Blocks) {
+		if len(own.open) == maxOpen { // their ends do not come
+			own.open = nil
+		}
+		own.open = append(own.open, s)
+	}
 }
 
 // beginEra forgets what seems to be under way on a member.

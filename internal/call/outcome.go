@@ -180,9 +180,9 @@ func (c *Call) finish() *legs {
 	return c.legs
 }
 
-// Clear makes the memory of a call that has ended that of a new one, unless something else may still refer to it. It
-// reports whether it did.
-func (c *Call) Clear() bool {
+// Detach takes a call that has ended out of its Scope, unless something else may still refer to it. It reports whether
+// nothing does, so that its memory may be used again.
+func (c *Call) Detach() bool {
 	s := c.Scope
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -190,7 +190,6 @@ func (c *Call) Clear() bool {
 		return false
 	}
 	s.call = nil
-	*c = Call{}
 	return true
 }
 

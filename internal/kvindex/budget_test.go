@@ -132,7 +132,7 @@ func TestTicksWrap(t *testing.T) {
 func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 	x := New(0)
 	s, blocks := x.Add(nil), prompt(1, 0, 0, 2*step)
-	p := x.planInsert(s, blocks)
+	p, _ := x.planInsert(s, blocks)
 	x.SetCapacity(s, 5)
 	for len(p.blocks) > 0 && x.insertStep(&p) {
 	}

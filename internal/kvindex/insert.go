@@ -3,7 +3,6 @@ package kvindex
 import (
 	"math/bits"
 	"slices"
-	"sort"
 )
 
 // Insert records that the replica holds these blocks, a chain in order: each block's hash is chained to the
@@ -17,11 +16,12 @@ import (
 // is held, however long ago it was touched.
 //
 // A chain longer than the replica's capacity, or than half of the byte budget surely holds, keeps its head.
-// A slot that belongs to no replica is ignored.
-func (x *Index) Insert(s Slot, blocks []uint64) {
-	p := x.planInsert(s, blocks)
+// A slot that belongs to no replica is ignored. Insert returns how many leading blocks the replica held before.
+func (x *Index) Insert(s Slot, blocks []uint64) (held int) {
+	p, held := x.planInsert(s, blocks)
 	for len(p.blocks) > 0 && x.insertStep(&p) {
 	}
+	return held
 }
 
 // insertion is where an Insert stands between two steps.
@@ -39,52 +39,45 @@ type insertion struct {
 const step = 32
 
 // planInsert leaves no blocks where nothing is to be done.
-func (x *Index) planInsert(s Slot, blocks []uint64) insertion {
+func (x *Index) planInsert(s Slot, blocks []uint64) (p insertion, held int) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	p := insertion{lane: uint16(s), after: none, before: noRef}
+	p = insertion{lane: uint16(s), after: none, before: noRef}
 	l := x.lane(s)
 	if l == nil || len(blocks) == 0 {
-		return p
+		return p, 0
 	}
 	p.generation = l.generation
 	n := min(len(blocks), int(x.maxBytes/chainBytes))
 	if l.capacity > 0 {
 		n = min(n, int(l.capacity))
 	}
-	if !x.isYoung(blocks[:n], p.lane) {
+	held, young := x.holds(p.lane, blocks[:n])
+	if held < n || !young {
 		p.blocks, p.beyond = blocks[:n], len(blocks)-n
 	}
-	return p
+	return p, held
 }
 
-// isYoung reports whether the lane holds all of the blocks, and touched them lately or is far from evicting any.
-func (x *Index) isYoung(blocks []uint64, lane uint16) bool {
+// holds returns how many leading blocks the lane holds, and whether it touched them lately or is far from evicting any.
+func (x *Index) holds(lane uint16, blocks []uint64) (held int, young bool) {
 	l := &x.lru.lanes[lane]
 	roomy := x.bytes() < x.maxBytes/2 && (l.capacity == 0 || l.n < l.capacity/2)
-	for before := noRef; len(blocks) > 0; {
-		g, r, n := x.blocks.run(before, blocks)
+	young = true
+	for before := noRef; held < len(blocks); {
+		g, r, n := x.blocks.run(before, blocks[held:])
 		if n == 0 {
-			return false
+			break
 		}
 		h := x.cells.heldBy(g, lane)
-		if bits.TrailingZeros8(^(h.mask()>>r.pos())) < n ||
-			!roomy && since(l.older, x.lru.nodes.at(h.node()).tick) < 0 {
-			return false
+		has := min(n, bits.TrailingZeros8(^(h.mask() >> r.pos())))
+		if held += has; has < n {
+			break
 		}
-		before, blocks = r+ref(n-1), blocks[n:]
+		young = young && (roomy || since(l.older, x.lru.nodes.at(h.node()).tick) >= 0)
+		before = r + ref(n-1)
 	}
-	return true
-}
-
-// Held returns how many leading blocks of a chain the replica holds, if it holds none behind them.
-func (x *Index) Held(s Slot, blocks []uint64) int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return sort.Search(len(blocks), func(i int) bool {
-		r, _, _ := x.blocks.find(blocks[i])
-		return r == noRef || x.cells.heldBy(x.blocks.segments.at(r.segment()), uint16(s)).mask()>>r.pos()&1 == 0
-	})
+	return held, young
 }
 
 // insertStep inserts the next blocks; false where none of the rest can be.

@@ -78,10 +78,10 @@ func TestAgreesWithTheModel(t *testing.T) {
 				m.remove(s, blocks[from:])
 			case 3:
 				from := r.IntN(len(blocks))
-				x.Insert(s, blocks[from:])
+				require.Equal(t, m.depth(s, blocks[from:]), x.Insert(s, blocks[from:]))
 				m.insert(s, blocks[from:])
 			default:
-				x.Insert(s, blocks)
+				require.Equal(t, m.depth(s, blocks), x.Insert(s, blocks))
 				m.insert(s, blocks)
 			}
 			var got Matches
