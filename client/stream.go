@@ -52,12 +52,12 @@ func (c *channels) stream(
 	return s, nil
 }
 
-// cores are of calls that have ended. Their memory is used again: to allocate it for each call costs more than to choose
-// the replica.
+// cores are of calls that have ended. Their memory is used again: to allocate it for each call costs more than to
+// choose the replica.
 var cores = sync.Pool{New: func() any { return new(core) }}
 
-// core is one streaming call; a unary one uses the field call alone. At most one goroutine makes attempts at a time: the
-// one that moved phase to opening. It holds no lock meanwhile.
+// core is one streaming call; a unary one uses the field call alone. At most one goroutine makes attempts at a time:
+// the one that moved phase to opening. It holds no lock meanwhile.
 type core struct {
 	call   call.Call
 	desc   *grpc.StreamDesc
@@ -112,7 +112,7 @@ type attempt struct {
 // call: gRPC by itself would keep stream, goroutine and the work of the replica for as long as the context.
 type clientStream struct {
 	core   atomic.Pointer[core] // nil once the call has succeeded: its memory may be used again
-	inside atomic.Int32         // methods under way between enter and exit, which may have core
+	inside atomic.Int32         // methods between enter and exit, which may use core
 	over   grpc.ClientStream    // that of the call which has succeeded; set before core is nil
 }
 

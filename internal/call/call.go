@@ -72,8 +72,8 @@ type Call struct {
 	legs     *legs           // of the attempt, or those that it is one of; nil = it is served whole. The call's goroutine sets it
 }
 
-// A Scope is the context of a call's attempts. gRPC and interceptors may keep it for as long as they like; the Call, whose
-// memory may be used again when it has ended, is reached through it alone.
+// A Scope is the context of a call's attempts. gRPC and interceptors may keep it for as long as they like; the Call,
+// whose memory may be used again when it has ended, is reached through it alone.
 type Scope struct {
 	context.Context // ends with the application's, at the timeout of the service config, and as Start describes
 	handle          *Handle
@@ -109,8 +109,8 @@ func (s *Scope) Leave() { s.mu.Unlock() }
 
 // Start begins a call of a method in memory that the interceptor has, which must be zero. It returns false where the
 // channel has two lists of warmpath's options, and the interceptor of the other list has begun the call. A timeout of
-// the service config bounds the whole call, the queue and all attempts. The context of a stream ends with the call where
-// the stream may be long, the application waits for its end, or attempts may derive contexts from it.
+// the service config bounds the whole call, the queue and all attempts. The context of a stream ends with the call
+// where the stream may be long, the application waits for its end, or attempts may derive contexts from it.
 func (h *Handle) Start(
 	c *Call, ctx context.Context, cc *grpc.ClientConn, method string, answer state.Answer, opts []grpc.CallOption,
 ) bool {

@@ -338,10 +338,10 @@ func (a *Attempts) Sends(msg any) {
 	if (legs || b.Resumes) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
 		c.Resume = &Resume{call: c}
 	}
-	if _, a.single = msg.(*grpc.PreparedMsg); a.single || a.Options.codec == nil {
+	if _, a.single = msg.(*grpc.PreparedMsg); a.single || a.base == nil {
 		return
 	}
-	once := a.chosen || a.Options.codec.Name() != encodingproto.Name
+	once := a.chosen || a.base.Name() != encodingproto.Name
 	switch msg.(type) {
 	case nil, proto.Message, protoadapt.MessageV1: // gRPC may encode it as often as it likes
 	default:
@@ -352,7 +352,7 @@ func (a *Attempts) Sends(msg any) {
 		return
 	}
 	a.coded = true
-	a.codec = &requestCodec{CodecV2: a.Options.codec, call: c, msg: msg, once: once}
+	a.codec = &requestCodec{CodecV2: a.base, call: c, msg: msg, once: once}
 	a.Each = append(slices.Clip(a.Each), grpc.ForceCodecV2(a.codec))
 }
 
@@ -368,9 +368,9 @@ func (a *Attempts) free() {
 
 // Options are the options of a call, as its attempts and its end need them.
 type Options struct {
-	Each   []grpc.CallOption // attempt has these
+	Each   []grpc.CallOption // of each attempt
 	finish func(error)       // all OnFinish: gRPC would run them after every attempt, the application wants them once
-	codec  encoding.CodecV2  // that gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
+	base   encoding.CodecV2  // what gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
 	chosen bool              // an option names the codec
 	Passed                   // zero where it is none of a proxy
 }
@@ -391,9 +391,9 @@ func optionsOf(opts []grpc.CallOption) Options {
 			before := all
 			all.finish = func(err error) { before.Finish(err); o.OnFinish(err) }
 		case grpc.ForceCodecV2CallOption:
-			all.codec, all.chosen = o.CodecV2, true
+			all.base, all.chosen = o.CodecV2, true
 		case grpc.ForceCodecCallOption, grpc.CustomCodecCallOption:
-			all.codec, all.chosen = nil, true
+			all.base, all.chosen = nil, true
 		case grpc.ContentSubtypeCallOption:
 			name = o.ContentSubtype
 		case Passed:
@@ -401,7 +401,7 @@ func optionsOf(opts []grpc.CallOption) Options {
 		}
 	}
 	if !all.chosen {
-		all.codec = encoding.GetCodecV2(name)
+		all.base = encoding.GetCodecV2(name)
 	}
 	if all.Finishes() {
 		all.Each = slices.DeleteFunc(slices.Clone(opts), func(o grpc.CallOption) bool {

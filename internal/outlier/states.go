@@ -25,7 +25,10 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 		r.reached = m.Picked
 	}
 	if timely {
-		r.acquit()
+		r.strikes.Store(0)
+		r.late = false
+		r.counts.Failures, r.counts.Late = 0, 0
+		clear(r.given)
 	}
 	proves := timely && (m.Probe || !m.Picked.IsZero() && m.Picked.After(r.since))
 	if proves || !r.out() {
@@ -39,14 +42,6 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 	case r.state == Ejected && r.cause == CauseLate:
 		r.until = now // it answers again: its probe may begin
 	}
-}
-
-// acquit takes back the evidence.
-func (r *Replica) acquit() {
-	r.strikes.Store(0)
-	r.late = false
-	r.counts.Failures, r.counts.Late = 0, 0
-	clear(r.given)
 }
 
 // accuse enters n pieces of evidence against a replica; judge follows. While a replica is out, only its probe counts.
