@@ -142,8 +142,12 @@ func TestServerRestarts(t *testing.T) {
 	}
 	require.Empty(t, s.heartbeats)
 
-	back, err := net.Listen("tcp", s.address)
-	require.NoError(t, err)
+	var back net.Listener
+	eventually(t, "the port is free", func() (ok bool) {
+		var err error
+		back, err = net.Listen("tcp", s.address)
+		return err == nil
+	})
 	s.start(t, back)
 	eventually(t, "the next heartbeat arrives", func() bool { // gRPC has a backoff of its own
 		clock.tryFire(retryAfter)

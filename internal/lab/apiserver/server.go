@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -106,18 +107,24 @@ func (s *Server) prepare() error {
 		os.WriteFile(s.file("tokens.csv"), []byte(s.Token+",admin,admin,system:masters\n"), 0o600))
 }
 
-// unused returns addresses on loopback at which nothing listens.
-func unused(n int) ([]string, error) {
-	var all []string
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
+// tried counts the ports that were tried, so that no two servers of a program get the same.
+var tried atomic.Int64
+
+// unused returns addresses on loopback at which nothing listens. They are below the range of ephemeral ports, where no
+// other package's tests look for them: they stay free until the servers listen, and while the API server is stopped.
+func unused(n int) (all []string, err error) {
+	for range 2_000 {
+		address := fmt.Sprint("127.0.0.1:", 30_000+(os.Getpid()*101+int(tried.Add(1)))%2_000)
+		var l net.Listener
+		if l, err = net.Listen("tcp", address); err != nil {
+			continue
 		}
-		defer l.Close()
-		all = append(all, l.Addr().String())
+		_ = l.Close()
+		if all = append(all, address); len(all) == n {
+			return all, nil
+		}
 	}
-	return all, nil
+	return nil, err
 }
 
 func (s *Server) file(name string) string { return filepath.Join(s.dir, name) }
