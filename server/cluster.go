@@ -63,9 +63,10 @@ func (d *deployment) received(data []byte) error {
 		}
 		if len(u.GetOutcomes()) > 0 {
 			rt := d.hosted.Load().router
-			x.showed(rt, u.GetOutcomes())
+			d.showedElsewhere(x, rt, u.GetOutcomes())
 			d.judged(rt)
 		}
+		d.followHomes(x, u.GetHomes())
 		routes, changes = x.cached(u, &d.roster)
 		return own.registeredElsewhere(u.GetRegistrations())
 	})
@@ -78,12 +79,13 @@ func (d *deployment) received(data []byte) error {
 	return nil
 }
 
-// showed enters outcomes that the clients of another server reported.
-func (x *peerServer) showed(rt *router.Router, all []*warmpathv1.PeerOutcomes) {
+// showedElsewhere enters outcomes that the clients of another server reported. Called with mu held.
+func (d *deployment) showedElsewhere(x *peerServer, rt *router.Router, all []*warmpathv1.PeerOutcomes) {
 	view := rt.View()
 	for _, o := range all {
 		if rep := view.ByID(x.ids[o.GetOutcomes().GetReplica()]); rep != nil {
 			rt.Outliers().Add(rt.Outlier(rep), o.GetPrincipal(), countsOf(o.GetOutcomes()), o.GetProbe())
+			d.homes.add(rep.ID, o.GetOutcomes())
 		}
 	}
 }
@@ -132,6 +134,9 @@ func (d *deployment) publish(leased leasedLoad, now time.Time) {
 	}
 	p.publish(now, &d.roster, lines, changes, func() []*warmpathv1.PeerUpdate {
 		all := append(beatsOf(d.sources.heartbeats(now)), ejectionsOf(d.ejected))
+		if p.leads(now) && d.homes.version > 0 {
+			all = append(all, &warmpathv1.PeerUpdate{Homes: d.homes.update(&d.roster)})
+		}
 		if h.index != nil {
 			all = append(all, p.followed(h.index.since(0, d.roster.numberOf), &d.roster, now, true)...)
 		}

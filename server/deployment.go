@@ -51,6 +51,7 @@ type deployment struct {
 	roster    roster
 	balance   balance
 	peers     *peers
+	homes     homes
 	ejected   []*member // members that are ejected or half-open, in their order
 	ejections uint64    // the version of the Router's ejections that ejected has
 	// ejectedVersion counts the changes of ejected, with the clients that may probe.
@@ -184,6 +185,7 @@ func (d *deployment) prepareRouter(old, next *hosted) {
 	leased := d.picks.leases.replace(next.router)
 	if next.take(d.roster.order); old != nil {
 		next.inherit(old)
+		next.router.Load.SetHomes(d.homes.Weights())
 		d.balance.tick(next.router, leased, d.now())
 	}
 }
@@ -247,6 +249,7 @@ func (d *deployment) tick(now time.Time) {
 	d.balance.tick(h.router, leased, now)
 	h.router.Health.Look()
 	d.eject(h.router, now)
+	d.balanceHomes(h.router, now)
 	h.flush(d.roster.numberOf)
 	d.publish(leased, now)
 	d.wake.give()

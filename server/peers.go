@@ -52,6 +52,7 @@ type peers struct {
 	named      map[uint32]bool
 	lines      map[uint32]peerLine // the load as published
 	outcomes   []*warmpathv1.PeerOutcomes
+	homes      *warmpathv1.HomeUpdate // nil = they are as published
 	heartbeats []*warmpathv1.RegisterRequest
 	routes     router.RouteLog
 	index      uint64 // version that is published
@@ -218,15 +219,26 @@ func (p *peers) expire(now time.Time) (moved bool) {
 }
 
 // follows reports whether this server follows the KV events of a replica, and sends its cache in snapshots: the first
-// of the live servers that have it, in rendezvous order, does. Without a lease, no majority is needed.
+// of the live servers that have it does.
 func (p *peers) follows(id string, now time.Time) bool {
+	return p.first(id, now, func(x *peerServer) bool { return x.has[id] })
+}
+
+// leads reports whether this server changes the weights of the homes.
+func (p *peers) leads(now time.Time) bool {
+	return p.first("", now, func(*peerServer) bool { return true })
+}
+
+// first reports whether this is the first, in the rendezvous order of a key, of the live servers that may take a part.
+// Without a lease, no majority is needed.
+func (p *peers) first(key string, now time.Time, may func(*peerServer) bool) bool {
 	if p.bus == nil {
 		return true
 	}
-	rank := func(epoch string) uint64 { return xxh3.HashString(epoch + "\x00" + id) }
+	rank := func(epoch string) uint64 { return xxh3.HashString(epoch + "\x00" + key) }
 	own := rank(p.epoch)
 	for epoch, x := range p.known {
-		if x.counts && x.has[id] && rank(epoch) > own {
+		if x.counts && may(x) && rank(epoch) > own {
 			return false
 		}
 	}
@@ -268,7 +280,7 @@ func (p *peers) publish(
 	now time.Time, of *roster, lines map[uint32]peerLine, changes []*warmpathv1.PeerUpdate,
 	whole func() []*warmpathv1.PeerUpdate,
 ) {
-	u := &warmpathv1.PeerUpdate{Outcomes: p.outcomes, Config: p.config}
+	u := &warmpathv1.PeerUpdate{Outcomes: p.outcomes, Homes: p.homes, Config: p.config}
 	for _, x := range p.known {
 		if (x.lacks || !x.synced) && now.Sub(x.asked) >= joinTime {
 			x.asked = now
@@ -278,9 +290,9 @@ func (p *peers) publish(
 	p.load(u, of.order, lines)
 	u.Routes = numbered(p.routes.Take(), of)
 	beats := p.heartbeats
-	p.outcomes, p.heartbeats = nil, nil
+	p.outcomes, p.homes, p.heartbeats = nil, nil, nil
 	news := len(u.Wants) + len(u.Named) + len(u.GetLoads().GetReplicas()) + len(u.Outcomes) + len(u.Routes)
-	if news+len(beats)+len(changes) > 0 || now.Sub(p.last) >= aliveInterval {
+	if news+len(beats)+len(changes) > 0 || u.Homes != nil || now.Sub(p.last) >= aliveInterval {
 		p.send(u, now)
 	}
 	for _, u := range append(beatsOf(beats), changes...) {

@@ -88,7 +88,7 @@ func (d *deployment) replicaStatuses(load int) []*warmpathv1.ReplicaStatus {
 		_, stale := slices.BinarySearch(d.balance.stale, m.number)
 		all[i] = &warmpathv1.ReplicaStatus{
 			Id: m.ID, Address: m.Address, Role: m.Role, Stale: stale,
-			KvTokens: uint64(max(m.KVTokens, 0)),
+			KvTokens: uint64(max(m.KVTokens, 0)), HomeWeight: d.homes.Weights()[m.ID],
 		}
 		all[i].Ongoing, all[i].QueuedTokens = m.shown[load].shown()
 		all[i].State, all[i].Health = d.condition(m, rep, rt)

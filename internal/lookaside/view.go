@@ -39,6 +39,7 @@ type view struct {
 	load      peerLoad
 	caches    caches
 	ejected   map[string]outlier.State // by the server
+	homes     map[string]float64       // weights by the server, which stay until another one sends some
 	wantIndex bool                     // all of it, at the next opportunity
 
 	received time.Time // when a server last sent anything
@@ -98,6 +99,7 @@ func (v *view) attach(r *router.Router) {
 	v.setCapacities(r)
 	r.Load.SetDrift(v.load.damping.Drift())
 	r.Load.SetPeers(v.load.peers)
+	r.Load.SetHomes(v.homes)
 	v.eject(r)
 	r.Routes.Share(v.routes.note)
 	if r.ObservesCache() && (len(v.caches) > 0 || v.adopted.IndexVersion > 0) {
@@ -265,6 +267,9 @@ func (v *view) take(m *warmpathv1.WatchReplicasResponse, first bool) {
 	if u := m.GetOutliers(); u != nil {
 		v.takeOutliers(u)
 	}
+	if u := m.GetHomes(); u != nil {
+		v.takeHomes(u)
+	}
 }
 
 // takeMembers adopts the replicas and the config of a message.
@@ -377,6 +382,19 @@ func (v *view) takeOutliers(u *warmpathv1.OutlierUpdate) {
 	}
 }
 
+// takeHomes adopts the weights of the homes. Called with mu held.
+func (v *view) takeHomes(u *warmpathv1.HomeUpdate) {
+	v.homes = make(map[string]float64, len(u.GetReplicas()))
+	for i, n := range u.GetReplicas() {
+		if r, ok := v.members.named[n]; ok && i < len(u.GetWeights()) {
+			v.homes[r.ID] = float64(u.GetWeights()[i])
+		}
+	}
+	for _, r := range v.routers {
+		r.Load.SetHomes(v.homes)
+	}
+}
+
 // eject puts the server's ejections into force in a Router. Called with mu held.
 func (v *view) eject(r *router.Router) {
 	server := make(map[*outlier.Replica]outlier.State, len(v.ejected))
@@ -408,8 +426,10 @@ func (v *view) outcomes() *warmpathv1.OutcomeReport {
 			o.Successes += uint32(c.Successes)
 			o.Failures += uint32(c.Failures)
 			o.Late += uint32(c.Late)
+			homes, spilled := rep.State().TakeHomes()
+			o.Homes, o.Spilled = o.Homes+homes, o.Spilled+spilled
 		}
-		if o.Successes+o.Failures+o.Late > 0 {
+		if o.Successes+o.Failures+o.Late+o.Homes > 0 {
 			report.Replicas = append(report.Replicas, o)
 		}
 	}

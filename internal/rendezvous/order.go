@@ -2,6 +2,7 @@ package rendezvous
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 
 	"github.com/zeebo/xxh3"
@@ -25,10 +26,15 @@ func (s *Scorer) SetKey(key uint64) {
 }
 
 // Score is XXH3-64, seed 1337, of the key's 8 bytes little-endian followed by the
-// id. The highest score is first in the rendezvous order.
-func (s *Scorer) Score(id string) uint64 {
-	s.buf = append(s.buf[:8], id...)
-	return xxh3.HashSeed(s.buf, orderSeed)
+// id. The highest score is first in the rendezvous order. Where the replica has a home
+// weight w, u^(1/w) of it, with the score as a number u between 0 and 1.
+func (s *Scorer) Score(r *policy.Replica) uint64 {
+	s.buf = append(s.buf[:8], r.ID...)
+	score := xxh3.HashSeed(s.buf, orderSeed)
+	if w := r.State().HomeWeight(); w != 1 {
+		score = uint64(math.Pow((float64(score>>11)+0.5)/(1<<53), 1/w) * (1 << 64))
+	}
+	return score
 }
 
 // Scores appends the scores of the replicas for a prompt's key. Where its home is the second
@@ -36,7 +42,7 @@ func (s *Scorer) Score(id string) uint64 {
 func (s *Scorer) Scores(to []uint64, p *Prompt, replicas []*policy.Replica) []uint64 {
 	s.SetKey(p.Key)
 	for _, r := range replicas {
-		to = append(to, s.Score(r.ID))
+		to = append(to, s.Score(r))
 	}
 	if p.Second && len(replicas) > 1 {
 		var two [2]Place

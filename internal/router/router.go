@@ -250,6 +250,9 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 	if q.Session != "" {
 		r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
 	}
+	if home := b.Decision.State().Home; home != nil {
+		home.CountHome(b.Decision.Reason == policy.ReasonRendezvousSpill)
+	}
 	if r.gate.enter() {
 		defer r.gate.leave()
 		r.observe(&r.own, q, &b.Decision)

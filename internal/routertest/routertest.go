@@ -47,7 +47,7 @@ func Order(key uint64, replicas []*policy.Replica) []string {
 	s.SetKey(key)
 	scores := make(map[*policy.Replica]uint64)
 	for _, r := range replicas {
-		scores[r] = s.Score(r.ID)
+		scores[r] = s.Score(r)
 	}
 	sorted := slices.SortedFunc(slices.Values(replicas), func(a, b *policy.Replica) int {
 		return cmp.Or(cmp.Compare(scores[b], scores[a]), cmp.Compare(a.ID, b.ID))

@@ -94,7 +94,7 @@ func (c *choice) list() {
 		}
 		drawn++
 		if !has(listed, r) { // with nothing cached
-			c.add(candidate{score: c.choosing.Score(r.ID), at: int32(r.Index())}, r)
+			c.add(candidate{score: c.choosing.Score(r), at: int32(r.Index())}, r)
 		}
 	}
 }

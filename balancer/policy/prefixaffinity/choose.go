@@ -49,10 +49,11 @@ type choice struct {
 	p *affinity
 	*prepared
 	cacheview.Scope
-	slack    float64 // by how much a replica's load may be above the least
-	expected int     // tokens of the prompt, the shared ones too, that the chosen replica is likely to hold
-	least    float64 // load of the least loaded of the pool; negative = not looked for yet
-	queue    float64 // tokens not yet prefilled there, once it is looked for
+	slack  float64         // by how much a replica's load may be above the least
+	home   *policy.Replica // the first in the rendezvous order; nil = not available, or it does not matter
+	atHome int             // tokens of the prompt beyond the shared ones that it is likely to hold
+	least  float64         // load of the least loaded of the pool; negative = not looked for yet
+	queue  float64         // tokens not yet prefilled there, once it is looked for
 }
 
 // choose returns no replica where none of the pool is available.
@@ -60,26 +61,41 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 	if c.p.ray {
 		return c.smallest()
 	}
+	c.findHome()
 	shared := c.CoveredTokens(c.shared)
 	for _, h := range c.places[:c.holders] {
-		if r := c.Take(h.At); r != nil && c.within(r, c.CoveredTokens(int(h.Depth))-shared) {
+		cached := c.CoveredTokens(int(h.Depth)) - shared
+		if c.home != nil && c.home.State().HomesBalanced() && cached < c.atHome+loadSlack {
+			break
+		}
+		if r := c.Take(h.At); r != nil && c.within(r, cached) {
 			return r, policy.ReasonPrefixMatch
 		}
 	}
 	if c.p.config.OnMiss == OnMissLeastLoaded {
 		return c.leastLoaded(), policy.ReasonLeastLoaded
 	}
+	if c.home != nil && c.within(c.home, c.atHome) {
+		return c.home, policy.ReasonRendezvous
+	}
 	if !c.Stale {
-		expected := int(c.p.reuse.Share() * float64(c.Tokens-shared))
-		for _, p := range c.places[c.holders:] {
-			if r := c.Take(p.At); r != nil && c.within(r, expected) {
-				c.expected = shared + expected
+		for _, p := range c.places[c.holders+1:] {
+			if r := c.Take(p.At); r != nil && c.within(r, 0) {
 				return r, policy.ReasonRendezvous
 			}
-			expected = 0
 		}
 	}
 	return c.search(), policy.ReasonRendezvous
+}
+
+// findHome sets home, and what it is expected to have cached beyond what is shared.
+func (c *choice) findHome() {
+	if c.home = nil; c.Stale || c.p.config.OnMiss == OnMissLeastLoaded {
+		return
+	}
+	first, shared := c.places[c.holders], c.CoveredTokens(c.shared)
+	c.home = c.Take(first.At)
+	c.atHome = max(c.CoveredTokens(int(first.Depth))-shared, int(c.p.reuse.Share()*float64(c.Tokens-shared)))
 }
 
 // within reports whether a replica that is expected to have so many of the prompt's
@@ -129,7 +145,7 @@ func (c *choice) search() *policy.Replica {
 		if !c.within(r, 0) {
 			continue
 		}
-		score := c.p.choosing.Score(r.ID)
+		score := c.p.choosing.Score(r)
 		if (best == nil || rendezvous.Before(score, r, high, best)) && c.Pool.Takes(r) {
 			best, high = r, score
 		}
@@ -149,7 +165,7 @@ func (c *choice) leastLoaded() *policy.Replica {
 			continue
 		}
 		load := c.View.Load(r)
-		if best == nil || load < least || load == least && rendezvous.Before(score(r.ID), r, score(best.ID), best) {
+		if best == nil || load < least || load == least && rendezvous.Before(score(r), r, score(best), best) {
 			best, least = r, load
 		}
 	}
@@ -160,7 +176,12 @@ func (c *choice) leastLoaded() *policy.Replica {
 // whole fleet, and what it is known to hold.
 func (c *choice) to(r *policy.Replica, why policy.Reason) policy.Decision {
 	d := policy.To(r, why)
-	d.State().Expected = int32(min(c.expected, math.MaxInt32))
+	if c.home != nil {
+		d.State().Home = c.home.State()
+	}
+	if c.home == r && why == policy.ReasonRendezvous {
+		d.State().Expected = int32(min(c.CoveredTokens(c.shared)+c.atHome, math.MaxInt32))
+	}
 	for i, p := range c.places {
 		if c.fleet.Replicas[p.At].ID == r.ID {
 			d.MatchedTokens = c.CoveredTokens(int(p.Depth))
@@ -181,9 +202,9 @@ func (c *choice) to(r *policy.Replica, why policy.Reason) policy.Decision {
 // placeOf returns the replica's place in the rendezvous order of the View.
 func (c *choice) placeOf(r *policy.Replica) (place int) {
 	c.p.choosing.SetKey(c.Key)
-	score := c.p.choosing.Score(r.ID)
+	score := c.p.choosing.Score(r)
 	for _, o := range c.View.Replicas() {
-		if rendezvous.Before(c.p.choosing.Score(o.ID), o, score, r) {
+		if rendezvous.Before(c.p.choosing.Score(o), o, score, r) {
 			place++
 		}
 	}

@@ -35,6 +35,8 @@ type sharing struct {
 	across  [][]routerload.Peer    // by server, as server 0 and the others see each other
 	missed  [][]policy.CacheChange // by server, as long as it is silent
 	caches  []*contents            // by engine; none where no policy reads them
+	homes   routerload.Homes       // of the server that weighs them for all
+	ids     []string               // of the replicas
 }
 
 // newSharing shares load, and caches where there are any.
@@ -42,6 +44,9 @@ func newSharing(routers []*router.Router, servers int, every time.Duration, cach
 	s := &sharing{routers: routers, every: every, reports: make([][]routerload.Peer, len(routers)),
 		damping: make([]routerload.Damping, len(routers)), caches: caches}
 	replicas := routers[0].View().Replicas()
+	for _, rep := range replicas {
+		s.ids = append(s.ids, rep.ID)
+	}
 	lines := func() []routerload.Peer {
 		all := make([]routerload.Peer, len(replicas))
 		for i, rep := range replicas {
@@ -98,6 +103,8 @@ func (s *sharing) report(c int) {
 		now.Ongoing, now.QueuedTokens = rep.Ongoing(), int64(rep.QueuedTokens())
 		total[i].Ongoing += now.Ongoing - before.Ongoing
 		total[i].QueuedTokens += now.QueuedTokens - before.QueuedTokens
+		calls, spilled := rep.State().TakeHomes()
+		s.homes.Add(rep.ID, routerload.HomeCalls{All: int(calls), Spilled: int(spilled)})
 	}
 }
 
@@ -166,6 +173,11 @@ func (s *sharing) broadcast() {
 		s.damping[c].Damp(s.others)
 		rt.Load.SetDrift(s.damping[c].Drift())
 		rt.Load.SetPeers(s.others)
+	}
+	if s.homes.Step(time.Unix(0, int64(s.next)), s.ids) {
+		for _, rt := range s.routers {
+			rt.Load.SetHomes(s.homes.Weights())
+		}
 	}
 	s.late = changes
 	for at := range s.total {

@@ -34,9 +34,10 @@ type Tracker struct {
 	mu      sync.Mutex
 	fleet   []*replica // in the fleet's order
 	byID    map[string]*replica
-	prompt  mean // uncached tokens of a request
-	samples int  // since the groups were made
-	apart   bool // there are several groups
+	prompt  mean               // uncached tokens of a request
+	homes   map[string]float64 // as SetHomes set them
+	samples int                // since the groups were made
+	apart   bool               // there are several groups
 }
 
 // A replica is what a Tracker keeps of one replica.
@@ -75,6 +76,7 @@ func (t *Tracker) SetFleet(all []*policy.Replica) {
 	for _, r := range old {
 		t.setPeer(r, 0)
 	}
+	t.setHomes()
 }
 
 // A Peer is what other clients have under way on a replica, as a look-aside server reports it: the sum of what its

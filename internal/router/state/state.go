@@ -21,6 +21,8 @@ type Replica struct {
 	InvRate  atomic.Uint64 // 1 / rate, as math.Float64bits
 	Peer     atomic.Int64  // load of other clients, as in Book
 	KVTokens atomic.Int64  // size of the KV cache; 0 = not known
+	homes    atomic.Uint64 // weight of its homes, as math.Float64bits; 0 = no server balances them
+	byHome   atomic.Uint64 // calls by home since TakeHomes: all<<32 | spilled
 
 	// Book is written by every pick: a cache line of its own keeps that from slowing reads of the rest.
 	_    [cacheLine]byte
@@ -90,6 +92,36 @@ func (r *Replica) Take() bool {
 
 // Rate returns what the load of the replica is divided by.
 func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Load()) }
+
+// HomeWeight is the replica's part in the rendezvous order, relative to others: 1 until a look-aside server balances
+// the homes. r may be nil.
+func (r *Replica) HomeWeight() float64 {
+	if r == nil || !r.HomesBalanced() {
+		return 1
+	}
+	return math.Float64frombits(r.homes.Load())
+}
+
+// HomesBalanced reports whether a look-aside server balances the homes of prompts.
+func (r *Replica) HomesBalanced() bool { return r.homes.Load() != 0 }
+
+// SetHomeWeight sets the weight, which is above 0.
+func (r *Replica) SetHomeWeight(weight float64) { r.homes.Store(math.Float64bits(weight)) }
+
+// CountHome counts a call whose home the replica is; a spilled one went elsewhere.
+func (r *Replica) CountHome(spilled bool) {
+	n := uint64(1 << 32)
+	if spilled {
+		n++
+	}
+	r.byHome.Add(n)
+}
+
+// TakeHomes returns the calls counted since it was called last.
+func (r *Replica) TakeHomes() (calls, spilled uint32) {
+	n := r.byHome.Swap(0)
+	return uint32(n >> 32), uint32(n)
+}
 
 // StoreKey is the context key of the store that custom policies share.
 type StoreKey struct{}
@@ -185,6 +217,7 @@ type Decision struct {
 	Observed bool     // the policy observed the route, so it observes the end
 	Rank     int32    // one more than the rank; 0 = none was chosen
 	Expected int32    // tokens of the prompt that are likely cached, beyond what is known: they are not charged
+	Home     *Replica // the first in the rendezvous order; nil = not available, or of no use to the policy
 	Prefill  *Legs    // of the request whose prefill leg it is for; nil = it is for none
 	Route    []uint64 // superblocks to share when the replica answers
 }

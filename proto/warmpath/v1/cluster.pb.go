@@ -107,6 +107,8 @@ type PeerUpdate struct {
 	Caches []*CacheChange `protobuf:"bytes,13,rep,name=caches,proto3" json:"caches,omitempty"`
 	// Heartbeats of replicas.
 	Registrations []*RegisterRequest `protobuf:"bytes,14,rep,name=registrations,proto3" json:"registrations,omitempty"`
+	// The weights of the homes, from the one server that changes them, and in snapshots.
+	Homes         *HomeUpdate `protobuf:"bytes,15,opt,name=homes,proto3" json:"homes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -239,6 +241,13 @@ func (x *PeerUpdate) GetRegistrations() []*RegisterRequest {
 	return nil
 }
 
+func (x *PeerUpdate) GetHomes() *HomeUpdate {
+	if x != nil {
+		return x.Homes
+	}
+	return nil
+}
+
 // PeerReplica is the id of a replica in the sender's numbers.
 type PeerReplica struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -359,7 +368,7 @@ var File_warmpath_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_warmpath_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x19warmpath/v1/cluster.proto\x12\vwarmpath.v1\x1a\x19warmpath/v1/routing.proto\"\xad\x04\n" +
+	"\x19warmpath/v1/cluster.proto\x12\vwarmpath.v1\x1a\x19warmpath/v1/routing.proto\"\xdc\x04\n" +
 	"\n" +
 	"PeerUpdate\x12\x16\n" +
 	"\x06origin\x18\x01 \x01(\tR\x06origin\x12\x14\n" +
@@ -376,7 +385,8 @@ const file_warmpath_v1_cluster_proto_rawDesc = "" +
 	"\boutcomes\x18\v \x03(\v2\x19.warmpath.v1.PeerOutcomesR\boutcomes\x12*\n" +
 	"\x06routes\x18\f \x03(\v2\x12.warmpath.v1.RouteR\x06routes\x120\n" +
 	"\x06caches\x18\r \x03(\v2\x18.warmpath.v1.CacheChangeR\x06caches\x12B\n" +
-	"\rregistrations\x18\x0e \x03(\v2\x1c.warmpath.v1.RegisterRequestR\rregistrations\"5\n" +
+	"\rregistrations\x18\x0e \x03(\v2\x1c.warmpath.v1.RegisterRequestR\rregistrations\x12-\n" +
+	"\x05homes\x18\x0f \x01(\v2\x17.warmpath.v1.HomeUpdateR\x05homes\"5\n" +
 	"\vPeerReplica\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\"|\n" +
@@ -412,7 +422,8 @@ var file_warmpath_v1_cluster_proto_goTypes = []any{
 	(*Route)(nil),           // 5: warmpath.v1.Route
 	(*CacheChange)(nil),     // 6: warmpath.v1.CacheChange
 	(*RegisterRequest)(nil), // 7: warmpath.v1.RegisterRequest
-	(*ReplicaOutcomes)(nil), // 8: warmpath.v1.ReplicaOutcomes
+	(*HomeUpdate)(nil),      // 8: warmpath.v1.HomeUpdate
+	(*ReplicaOutcomes)(nil), // 9: warmpath.v1.ReplicaOutcomes
 }
 var file_warmpath_v1_cluster_proto_depIdxs = []int32{
 	0, // 0: warmpath.v1.PeerUpdate.snapshot:type_name -> warmpath.v1.SnapshotPart
@@ -422,12 +433,13 @@ var file_warmpath_v1_cluster_proto_depIdxs = []int32{
 	5, // 4: warmpath.v1.PeerUpdate.routes:type_name -> warmpath.v1.Route
 	6, // 5: warmpath.v1.PeerUpdate.caches:type_name -> warmpath.v1.CacheChange
 	7, // 6: warmpath.v1.PeerUpdate.registrations:type_name -> warmpath.v1.RegisterRequest
-	8, // 7: warmpath.v1.PeerOutcomes.outcomes:type_name -> warmpath.v1.ReplicaOutcomes
-	8, // [8:8] is the sub-list for method output_type
-	8, // [8:8] is the sub-list for method input_type
-	8, // [8:8] is the sub-list for extension type_name
-	8, // [8:8] is the sub-list for extension extendee
-	0, // [0:8] is the sub-list for field type_name
+	8, // 7: warmpath.v1.PeerUpdate.homes:type_name -> warmpath.v1.HomeUpdate
+	9, // 8: warmpath.v1.PeerOutcomes.outcomes:type_name -> warmpath.v1.ReplicaOutcomes
+	9, // [9:9] is the sub-list for method output_type
+	9, // [9:9] is the sub-list for method input_type
+	9, // [9:9] is the sub-list for extension type_name
+	9, // [9:9] is the sub-list for extension extendee
+	0, // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_cluster_proto_init() }

@@ -1798,7 +1798,11 @@ type ReplicaOutcomes struct {
 	// Calls in a row that failed before their first message.
 	Failures uint32 `protobuf:"varint,3,opt,name=failures,proto3" json:"failures,omitempty"`
 	// Calls in a row whose first message is late: once for each time that they have waited the longest that is timely.
-	Late          uint32 `protobuf:"varint,4,opt,name=late,proto3" json:"late,omitempty"`
+	Late uint32 `protobuf:"varint,4,opt,name=late,proto3" json:"late,omitempty"`
+	// Calls whose home the replica is: the first in the rendezvous order of their key, and available.
+	Homes uint32 `protobuf:"varint,5,opt,name=homes,proto3" json:"homes,omitempty"`
+	// Those of homes that went elsewhere, since the replica was beyond the load bound.
+	Spilled       uint32 `protobuf:"varint,6,opt,name=spilled,proto3" json:"spilled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1857,6 +1861,20 @@ func (x *ReplicaOutcomes) GetFailures() uint32 {
 func (x *ReplicaOutcomes) GetLate() uint32 {
 	if x != nil {
 		return x.Late
+	}
+	return 0
+}
+
+func (x *ReplicaOutcomes) GetHomes() uint32 {
+	if x != nil {
+		return x.Homes
+	}
+	return 0
+}
+
+func (x *ReplicaOutcomes) GetSpilled() uint32 {
+	if x != nil {
+		return x.Spilled
 	}
 	return 0
 }
@@ -2221,7 +2239,8 @@ type WatchReplicasResponse struct {
 	Outliers    *OutlierUpdate `protobuf:"bytes,8,opt,name=outliers,proto3" json:"outliers,omitempty"`
 	// Whether the server wants route reports; absent = as before, at first that it does not. It wants them where the policy
 	// uses the index and replicas publish no KV events.
-	RoutesWanted  *bool `protobuf:"varint,6,opt,name=routes_wanted,json=routesWanted,proto3,oneof" json:"routes_wanted,omitempty"`
+	RoutesWanted  *bool       `protobuf:"varint,6,opt,name=routes_wanted,json=routesWanted,proto3,oneof" json:"routes_wanted,omitempty"`
+	Homes         *HomeUpdate `protobuf:"bytes,9,opt,name=homes,proto3" json:"homes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2305,6 +2324,69 @@ func (x *WatchReplicasResponse) GetRoutesWanted() bool {
 	return false
 }
 
+func (x *WatchReplicasResponse) GetHomes() *HomeUpdate {
+	if x != nil {
+		return x.Homes
+	}
+	return nil
+}
+
+// HomeUpdate is how many keys the replicas are the home of, relative to each other: the weights in the rendezvous order.
+// It replaces the one before; until the first, and for replicas that are not named, the weight is 1.
+type HomeUpdate struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Numbers of the replicas.
+	Replicas []uint32 `protobuf:"varint,1,rep,packed,name=replicas,proto3" json:"replicas,omitempty"`
+	// Their weights, above 0.
+	Weights       []float32 `protobuf:"fixed32,2,rep,packed,name=weights,proto3" json:"weights,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HomeUpdate) Reset() {
+	*x = HomeUpdate{}
+	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HomeUpdate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HomeUpdate) ProtoMessage() {}
+
+func (x *HomeUpdate) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HomeUpdate.ProtoReflect.Descriptor instead.
+func (*HomeUpdate) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *HomeUpdate) GetReplicas() []uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *HomeUpdate) GetWeights() []float32 {
+	if x != nil {
+		return x.Weights
+	}
+	return nil
+}
+
 // OutlierUpdate names the replicas that are ejected, from the sum of all outcomes. It replaces the one before.
 type OutlierUpdate struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2315,7 +2397,7 @@ type OutlierUpdate struct {
 
 func (x *OutlierUpdate) Reset() {
 	*x = OutlierUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2327,7 +2409,7 @@ func (x *OutlierUpdate) String() string {
 func (*OutlierUpdate) ProtoMessage() {}
 
 func (x *OutlierUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2340,7 +2422,7 @@ func (x *OutlierUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutlierUpdate.ProtoReflect.Descriptor instead.
 func (*OutlierUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{25}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *OutlierUpdate) GetReplicas() []*Outlier {
@@ -2363,7 +2445,7 @@ type Outlier struct {
 
 func (x *Outlier) Reset() {
 	*x = Outlier{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2375,7 +2457,7 @@ func (x *Outlier) String() string {
 func (*Outlier) ProtoMessage() {}
 
 func (x *Outlier) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2388,7 +2470,7 @@ func (x *Outlier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outlier.ProtoReflect.Descriptor instead.
 func (*Outlier) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{26}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Outlier) GetReplica() uint32 {
@@ -2417,7 +2499,7 @@ type ConfigUpdate struct {
 
 func (x *ConfigUpdate) Reset() {
 	*x = ConfigUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2429,7 +2511,7 @@ func (x *ConfigUpdate) String() string {
 func (*ConfigUpdate) ProtoMessage() {}
 
 func (x *ConfigUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2442,7 +2524,7 @@ func (x *ConfigUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigUpdate.ProtoReflect.Descriptor instead.
 func (*ConfigUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{27}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *ConfigUpdate) GetVersion() uint64 {
@@ -2475,7 +2557,7 @@ type FleetUpdate struct {
 
 func (x *FleetUpdate) Reset() {
 	*x = FleetUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2569,7 @@ func (x *FleetUpdate) String() string {
 func (*FleetUpdate) ProtoMessage() {}
 
 func (x *FleetUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2582,7 @@ func (x *FleetUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetUpdate.ProtoReflect.Descriptor instead.
 func (*FleetUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{28}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FleetUpdate) GetVersion() uint64 {
@@ -2579,7 +2661,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2591,7 +2673,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2604,7 +2686,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{29}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Replica) GetNumber() uint32 {
@@ -2778,7 +2860,7 @@ type LoadUpdate struct {
 
 func (x *LoadUpdate) Reset() {
 	*x = LoadUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2790,7 +2872,7 @@ func (x *LoadUpdate) String() string {
 func (*LoadUpdate) ProtoMessage() {}
 
 func (x *LoadUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +2885,7 @@ func (x *LoadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadUpdate.ProtoReflect.Descriptor instead.
 func (*LoadUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{30}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LoadUpdate) GetSnapshot() bool {
@@ -2863,7 +2945,7 @@ type IndexUpdate struct {
 
 func (x *IndexUpdate) Reset() {
 	*x = IndexUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2875,7 +2957,7 @@ func (x *IndexUpdate) String() string {
 func (*IndexUpdate) ProtoMessage() {}
 
 func (x *IndexUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2888,7 +2970,7 @@ func (x *IndexUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexUpdate.ProtoReflect.Descriptor instead.
 func (*IndexUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{31}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *IndexUpdate) GetVersion() uint64 {
@@ -2936,7 +3018,7 @@ type CacheChange struct {
 
 func (x *CacheChange) Reset() {
 	*x = CacheChange{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3030,7 @@ func (x *CacheChange) String() string {
 func (*CacheChange) ProtoMessage() {}
 
 func (x *CacheChange) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3043,7 @@ func (x *CacheChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheChange.ProtoReflect.Descriptor instead.
 func (*CacheChange) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{32}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *CacheChange) GetReplica() uint32 {
@@ -3041,7 +3123,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3053,7 +3135,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3066,7 +3148,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{33}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RegisterRequest) GetDeployment() string {
@@ -3124,7 +3206,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3218,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3231,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{34}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RegisterResponse) GetLeaseMs() uint32 {
@@ -3296,12 +3378,14 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x06routes\x18\x03 \x01(\v2\x18.warmpath.v1.RouteReportR\x06routes\x126\n" +
 	"\boutcomes\x18\x05 \x01(\v2\x1a.warmpath.v1.OutcomeReportR\boutcomes\"I\n" +
 	"\rOutcomeReport\x128\n" +
-	"\breplicas\x18\x01 \x03(\v2\x1c.warmpath.v1.ReplicaOutcomesR\breplicas\"y\n" +
+	"\breplicas\x18\x01 \x03(\v2\x1c.warmpath.v1.ReplicaOutcomesR\breplicas\"\xa9\x01\n" +
 	"\x0fReplicaOutcomes\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\rR\areplica\x12\x1c\n" +
 	"\tsuccesses\x18\x02 \x01(\rR\tsuccesses\x12\x1a\n" +
 	"\bfailures\x18\x03 \x01(\rR\bfailures\x12\x12\n" +
-	"\x04late\x18\x04 \x01(\rR\x04late\"9\n" +
+	"\x04late\x18\x04 \x01(\rR\x04late\x12\x14\n" +
+	"\x05homes\x18\x05 \x01(\rR\x05homes\x12\x18\n" +
+	"\aspilled\x18\x06 \x01(\rR\aspilled\"9\n" +
 	"\vRouteReport\x12*\n" +
 	"\x06routes\x18\x01 \x03(\v2\x12.warmpath.v1.RouteR\x06routes\"W\n" +
 	"\x05Route\x12\x18\n" +
@@ -3327,7 +3411,7 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x05Loads\x12\x1a\n" +
 	"\breplicas\x18\x01 \x03(\rR\breplicas\x12\x18\n" +
 	"\aongoing\x18\x02 \x03(\rR\aongoing\x12#\n" +
-	"\rqueued_tokens\x18\x03 \x03(\x04R\fqueuedTokens\"\xed\x02\n" +
+	"\rqueued_tokens\x18\x03 \x03(\x04R\fqueuedTokens\"\x9c\x03\n" +
 	"\x15WatchReplicasResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x121\n" +
 	"\x06config\x18\x02 \x01(\v2\x19.warmpath.v1.ConfigUpdateR\x06config\x12.\n" +
@@ -3335,8 +3419,13 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x05index\x18\x04 \x01(\v2\x18.warmpath.v1.IndexUpdateR\x05index\x12+\n" +
 	"\x04load\x18\x05 \x01(\v2\x17.warmpath.v1.LoadUpdateR\x04load\x126\n" +
 	"\boutliers\x18\b \x01(\v2\x1a.warmpath.v1.OutlierUpdateR\boutliers\x12(\n" +
-	"\rroutes_wanted\x18\x06 \x01(\bH\x00R\froutesWanted\x88\x01\x01B\x10\n" +
-	"\x0e_routes_wanted\"A\n" +
+	"\rroutes_wanted\x18\x06 \x01(\bH\x00R\froutesWanted\x88\x01\x01\x12-\n" +
+	"\x05homes\x18\t \x01(\v2\x17.warmpath.v1.HomeUpdateR\x05homesB\x10\n" +
+	"\x0e_routes_wanted\"B\n" +
+	"\n" +
+	"HomeUpdate\x12\x1a\n" +
+	"\breplicas\x18\x01 \x03(\rR\breplicas\x12\x18\n" +
+	"\aweights\x18\x02 \x03(\x02R\aweights\"A\n" +
 	"\rOutlierUpdate\x120\n" +
 	"\breplicas\x18\x01 \x03(\v2\x14.warmpath.v1.OutlierR\breplicas\"9\n" +
 	"\aOutlier\x12\x18\n" +
@@ -3456,7 +3545,7 @@ func file_warmpath_v1_routing_proto_rawDescGZIP() []byte {
 }
 
 var file_warmpath_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warmpath_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 36)
+var file_warmpath_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_warmpath_v1_routing_proto_goTypes = []any{
 	(Priority)(0),                  // 0: warmpath.v1.Priority
 	(PickMode)(0),                  // 1: warmpath.v1.PickMode
@@ -3487,17 +3576,18 @@ var file_warmpath_v1_routing_proto_goTypes = []any{
 	(*ReservationReport)(nil),      // 26: warmpath.v1.ReservationReport
 	(*Loads)(nil),                  // 27: warmpath.v1.Loads
 	(*WatchReplicasResponse)(nil),  // 28: warmpath.v1.WatchReplicasResponse
-	(*OutlierUpdate)(nil),          // 29: warmpath.v1.OutlierUpdate
-	(*Outlier)(nil),                // 30: warmpath.v1.Outlier
-	(*ConfigUpdate)(nil),           // 31: warmpath.v1.ConfigUpdate
-	(*FleetUpdate)(nil),            // 32: warmpath.v1.FleetUpdate
-	(*Replica)(nil),                // 33: warmpath.v1.Replica
-	(*LoadUpdate)(nil),             // 34: warmpath.v1.LoadUpdate
-	(*IndexUpdate)(nil),            // 35: warmpath.v1.IndexUpdate
-	(*CacheChange)(nil),            // 36: warmpath.v1.CacheChange
-	(*RegisterRequest)(nil),        // 37: warmpath.v1.RegisterRequest
-	(*RegisterResponse)(nil),       // 38: warmpath.v1.RegisterResponse
-	nil,                            // 39: warmpath.v1.Replica.StatsEntry
+	(*HomeUpdate)(nil),             // 29: warmpath.v1.HomeUpdate
+	(*OutlierUpdate)(nil),          // 30: warmpath.v1.OutlierUpdate
+	(*Outlier)(nil),                // 31: warmpath.v1.Outlier
+	(*ConfigUpdate)(nil),           // 32: warmpath.v1.ConfigUpdate
+	(*FleetUpdate)(nil),            // 33: warmpath.v1.FleetUpdate
+	(*Replica)(nil),                // 34: warmpath.v1.Replica
+	(*LoadUpdate)(nil),             // 35: warmpath.v1.LoadUpdate
+	(*IndexUpdate)(nil),            // 36: warmpath.v1.IndexUpdate
+	(*CacheChange)(nil),            // 37: warmpath.v1.CacheChange
+	(*RegisterRequest)(nil),        // 38: warmpath.v1.RegisterRequest
+	(*RegisterResponse)(nil),       // 39: warmpath.v1.RegisterResponse
+	nil,                            // 40: warmpath.v1.Replica.StatsEntry
 }
 var file_warmpath_v1_routing_proto_depIdxs = []int32{
 	5,  // 0: warmpath.v1.RequestKey.block_hashes:type_name -> warmpath.v1.BlockHashes
@@ -3528,33 +3618,34 @@ var file_warmpath_v1_routing_proto_depIdxs = []int32{
 	22, // 25: warmpath.v1.OutcomeReport.replicas:type_name -> warmpath.v1.ReplicaOutcomes
 	24, // 26: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
 	27, // 27: warmpath.v1.ReservationReport.loads:type_name -> warmpath.v1.Loads
-	31, // 28: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
-	32, // 29: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
-	35, // 30: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
-	34, // 31: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
-	29, // 32: warmpath.v1.WatchReplicasResponse.outliers:type_name -> warmpath.v1.OutlierUpdate
-	30, // 33: warmpath.v1.OutlierUpdate.replicas:type_name -> warmpath.v1.Outlier
-	33, // 34: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
-	39, // 35: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
-	27, // 36: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
-	36, // 37: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
-	3,  // 38: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
-	33, // 39: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
-	7,  // 40: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
-	13, // 41: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
-	18, // 42: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
-	20, // 43: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
-	37, // 44: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
-	8,  // 45: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
-	14, // 46: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
-	19, // 47: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
-	28, // 48: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
-	38, // 49: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
-	45, // [45:50] is the sub-list for method output_type
-	40, // [40:45] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	32, // 28: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
+	33, // 29: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
+	36, // 30: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
+	35, // 31: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
+	30, // 32: warmpath.v1.WatchReplicasResponse.outliers:type_name -> warmpath.v1.OutlierUpdate
+	29, // 33: warmpath.v1.WatchReplicasResponse.homes:type_name -> warmpath.v1.HomeUpdate
+	31, // 34: warmpath.v1.OutlierUpdate.replicas:type_name -> warmpath.v1.Outlier
+	34, // 35: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
+	40, // 36: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
+	27, // 37: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
+	37, // 38: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
+	3,  // 39: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
+	34, // 40: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
+	7,  // 41: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
+	13, // 42: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
+	18, // 43: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
+	20, // 44: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
+	38, // 45: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
+	8,  // 46: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
+	14, // 47: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
+	19, // 48: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
+	28, // 49: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
+	39, // 50: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
+	46, // [46:51] is the sub-list for method output_type
+	41, // [41:46] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_routing_proto_init() }
@@ -3578,14 +3669,14 @@ func file_warmpath_v1_routing_proto_init() {
 	}
 	file_warmpath_v1_routing_proto_msgTypes[13].OneofWrappers = []any{}
 	file_warmpath_v1_routing_proto_msgTypes[24].OneofWrappers = []any{}
-	file_warmpath_v1_routing_proto_msgTypes[33].OneofWrappers = []any{}
+	file_warmpath_v1_routing_proto_msgTypes[34].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_routing_proto_rawDesc), len(file_warmpath_v1_routing_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   36,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

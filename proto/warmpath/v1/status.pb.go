@@ -660,7 +660,9 @@ type ReplicaStatus struct {
 	// where all are unwell all stay.
 	Health []*HealthReport `protobuf:"bytes,11,rep,name=health,proto3" json:"health,omitempty"`
 	// Its role, as in Replica; empty = none.
-	Role          string `protobuf:"bytes,12,opt,name=role,proto3" json:"role,omitempty"`
+	Role string `protobuf:"bytes,12,opt,name=role,proto3" json:"role,omitempty"`
+	// Its weight in the rendezvous order, as in HomeUpdate; 0 = the homes are as the hashes give them.
+	HomeWeight    float64 `protobuf:"fixed64,13,opt,name=home_weight,json=homeWeight,proto3" json:"home_weight,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -777,6 +779,13 @@ func (x *ReplicaStatus) GetRole() string {
 		return x.Role
 	}
 	return ""
+}
+
+func (x *ReplicaStatus) GetHomeWeight() float64 {
+	if x != nil {
+		return x.HomeWeight
+	}
+	return 0
 }
 
 // HealthReport is what speaks against a replica, by one source.
@@ -1221,7 +1230,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x06age_ms\x18\x03 \x01(\x04R\x05ageMs\x12\x17\n" +
 	"\ain_sync\x18\x04 \x01(\bR\x06inSync\x12\x1f\n" +
 	"\vsame_config\x18\x05 \x01(\bR\n" +
-	"sameConfig\"\x8f\x03\n" +
+	"sameConfig\"\xb0\x03\n" +
 	"\rReplicaStatus\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aaddress\x18\x02 \x01(\tR\aaddress\x12\x14\n" +
@@ -1235,7 +1244,9 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\fpoll_problem\x18\n" +
 	" \x01(\tR\vpollProblem\x121\n" +
 	"\x06health\x18\v \x03(\v2\x19.warmpath.v1.HealthReportR\x06health\x12\x12\n" +
-	"\x04role\x18\f \x01(\tR\x04role\"}\n" +
+	"\x04role\x18\f \x01(\tR\x04role\x12\x1f\n" +
+	"\vhome_weight\x18\r \x01(\x01R\n" +
+	"homeWeight\"}\n" +
 	"\fHealthReport\x12\x0e\n" +
 	"\x02by\x18\x01 \x01(\tR\x02by\x12\x14\n" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x15\n" +
