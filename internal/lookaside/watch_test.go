@@ -117,6 +117,40 @@ func TestRouterGetsEverything(t *testing.T) {
 	require.Equal(t, 32, peersOf(r)["r2"])
 }
 
+// The weights of the homes reach all Routers, those that come later too, and stay when the server is gone. The calls by
+// home are reported once.
+func TestHomes(t *testing.T) {
+	w, _, r := unstarted(t)
+	m := greeting()
+	m.Homes = &warmpathv1.HomeUpdate{Replicas: []uint32{1, 2, 9}, Weights: []float32{1.5, 0.5, 3}}
+	w.view.take(m, true)
+	weights := func(r *router.Router) (all []float64) {
+		for _, rep := range r.View().Replicas() {
+			all = append(all, rep.State().HomeWeight())
+		}
+		return all
+	}
+	require.Equal(t, []float64{1.5, 0.5}, weights(r))
+	_, r2 := newListener(t)
+	setFleet(r2, State{Replicas: w.view.members.all()})
+	w.Attach(r2)
+	require.Equal(t, []float64{1.5, 0.5}, weights(r2))
+
+	for i, r := range []*router.Router{r, r2} {
+		r.View().ByID("r2").State().CountHome(i == 0)
+	}
+	report := w.view.report(false).GetOutcomes().GetReplicas()
+	require.Len(t, report, 1)
+	require.Equal(t, []uint32{2, 2, 1}, []uint32{report[0].GetReplica(), report[0].GetHomes(), report[0].GetSpilled()})
+	require.Nil(t, w.view.report(false).GetOutcomes())
+
+	other := &warmpathv1.WatchReplicasResponse{Incarnation: "b", Fleet: snapshot(2)}
+	w.view.take(other, true)
+	require.Equal(t, 0.5, r.View().ByID("r2").State().HomeWeight())
+	w.view.take(&warmpathv1.WatchReplicasResponse{Homes: &warmpathv1.HomeUpdate{Replicas: []uint32{2}}}, false)
+	require.Equal(t, 1.0, r.View().ByID("r2").State().HomeWeight(), "columns of unequal length")
+}
+
 // A new server has other numbers: the old ones are dropped, the peer load is not.
 func TestAnotherIncarnation(t *testing.T) {
 	w, _, r := unstarted(t)

@@ -2,6 +2,7 @@ package rendezvous_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -9,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
+	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 	"github.com/warmpath/warmpath/internal/routertest"
 )
@@ -39,7 +42,7 @@ func TestScoreVectors(t *testing.T) {
 	} {
 		var s rendezvous.Scorer
 		s.SetKey(tt.key)
-		assert.Equal(t, tt.want, s.Score(tt.id), "key %d, id %q", tt.key, tt.id)
+		assert.Equal(t, tt.want, s.Score(&policy.Replica{Attributes: policy.Attributes{ID: tt.id}}), "key %d, id %q", tt.key, tt.id)
 	}
 }
 
@@ -48,6 +51,39 @@ func TestOrderVectors(t *testing.T) {
 	assert.Equal(t, []string{"r3", "r2", "r0", "r4", "r1"}, routertest.Order(1, replicas))
 	assert.Equal(t, []string{"r3", "r1", "r0", "r4", "r2"}, routertest.Order(1337, replicas))
 	assert.Equal(t, []string{"r0", "r4", "r3", "r2", "r1"}, routertest.Order(14643705804678351452, replicas))
+}
+
+// Replicas are the home of as many keys as they have weight. A weight that changes moves no key between two others.
+func TestHomeWeights(t *testing.T) {
+	p, err := poweroftwo.New(poweroftwo.Config{})
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, p, policytest.Fleet(4))
+	const keys = 20_000
+	homes := func(weights map[string]float64) (all []string, parts map[string]float64) {
+		r.Load.SetHomes(weights)
+		parts = make(map[string]float64)
+		for key := range uint64(keys) {
+			home := routertest.Order(key*0x9e3779b97f4a7c15, r.View().Replicas())[0]
+			all, parts[home] = append(all, home), parts[home]+1./keys
+		}
+		return all, parts
+	}
+	plain, parts := homes(nil)
+	require.InDelta(t, 0.25, parts["r1"], 0.01)
+	ones, _ := homes(map[string]float64{"r1": 1})
+	require.Equal(t, plain, ones)
+	weighted, parts := homes(map[string]float64{"r1": 2, "r2": 0.5, "r3": 1.5})
+	for id, weight := range map[string]float64{"r0": 1, "r1": 2, "r2": 0.5, "r3": 1.5} {
+		require.InDelta(t, weight/5, parts[id], 0.01, id)
+	}
+	more, _ := homes(map[string]float64{"r1": 3, "r2": 0.5, "r3": 1.5})
+	for i, home := range more {
+		if home != weighted[i] {
+			require.Equal(t, "r1", home)
+		}
+	}
+	odd, _ := homes(map[string]float64{"r1": math.NaN(), "r2": math.Inf(1), "r3": -1})
+	require.Equal(t, plain, odd)
 }
 
 func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
@@ -59,7 +95,7 @@ func TestFirstIsTheBeginningOfTheOrder(t *testing.T) {
 		var s rendezvous.Scorer
 		s.SetKey(key)
 		for i, r := range replicas {
-			scores[i] = s.Score(r.ID)
+			scores[i] = s.Score(r)
 		}
 		top := rendezvous.First(make([]rendezvous.Place, 0, 16), replicas, scores)
 		require.Len(t, top, min(n, 16))

@@ -66,7 +66,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 	for _, h := range c.places[:c.holders] {
 		cached := c.CoveredTokens(int(h.Depth)) - shared
 		if c.home != nil && c.home.State().HomesBalanced() && cached < c.atHome+loadSlack {
-			break
+			break // clients with other prompts of the key go by the order, and what they do not use is evicted
 		}
 		if r := c.Take(h.At); r != nil && c.within(r, cached) {
 			return r, policy.ReasonPrefixMatch
@@ -79,7 +79,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 		return c.home, policy.ReasonRendezvous
 	}
 	if !c.Stale {
-		for _, p := range c.places[c.holders+1:] {
+		for _, p := range c.places[c.holders:] {
 			if r := c.Take(p.At); r != nil && c.within(r, 0) {
 				return r, policy.ReasonRendezvous
 			}
@@ -90,7 +90,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 
 // findHome sets home, and what it is expected to have cached beyond what is shared.
 func (c *choice) findHome() {
-	if c.home = nil; c.Stale || c.p.config.OnMiss == OnMissLeastLoaded {
+	if c.home = nil; c.Stale || c.p.config.OnMiss == OnMissLeastLoaded || len(c.places) == c.holders {
 		return
 	}
 	first, shared := c.places[c.holders], c.CoveredTokens(c.shared)

@@ -275,3 +275,35 @@ func TestQueuesEverywhereKeepPromptsWithTheirHolder(t *testing.T) {
 		assert.Equal(t, stays, d.Replica == home, "%d tokens queued at each", queued)
 	}
 }
+
+// Where a server balances the homes, a prompt goes by the rendezvous order, and not to where this client sent it before,
+// unless much more of it is cached there. Calls are counted by their home.
+func TestBalancedHomes(t *testing.T) {
+	for _, tt := range []struct {
+		name    string
+		tokens  int // of the prompt, all sent to another replica before
+		weights map[string]float64
+		busy    int // tokens at the home
+		place   int
+		counts  [2]uint32 // by this home: calls, spilled
+	}{
+		{"no server", 800, nil, 0, 3, [2]uint32{1, 0}},
+		{"balanced", 800, map[string]float64{}, 0, 0, [2]uint32{1, 0}},
+		{"much is cached elsewhere", 12_000, map[string]float64{}, 0, 3, [2]uint32{1, 0}},
+		{"the home is overloaded", 800, map[string]float64{}, 100_000, 1, [2]uint32{1, 1}},
+	} {
+		r := newRouter(t, 8)
+		prompt := tokens(1, tt.tokens)
+		places := order(keyOf(t, ask(prompt)), r.View().Replicas())
+		held := policytest.Pick(t, r, &policy.Request{Pin: places[3], Prompt: policy.Prompt{Tokens: prompt}, PromptTokens: tt.tokens})
+		held.Release()
+		r.Load.SetHomes(tt.weights)
+		busy(t, r, places[0], tt.busy)
+		home := r.View().ByID(places[0])
+		home.State().TakeHomes()
+		d := routertest.Decide(t, r, ask(prompt))
+		require.Equal(t, places[tt.place], d.Replica.ID, tt.name)
+		calls, spilled := home.State().TakeHomes()
+		require.Equal(t, tt.counts, [2]uint32{calls, spilled}, tt.name)
+	}
+}
