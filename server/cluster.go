@@ -61,12 +61,12 @@ func (d *deployment) received(data []byte) error {
 		if x == nil {
 			return false
 		}
+		rt := d.hosted.Load().router
 		if len(u.GetOutcomes()) > 0 {
-			rt := d.hosted.Load().router
-			d.showedElsewhere(x, rt, u.GetOutcomes())
+			x.showed(rt, &d.homes, u.GetOutcomes())
 			d.judged(rt)
 		}
-		d.followHomes(x, u.GetHomes())
+		d.homes.follow(rt, x, u.GetHomes())
 		routes, changes = x.cached(u, &d.roster)
 		return own.registeredElsewhere(u.GetRegistrations())
 	})
@@ -79,13 +79,13 @@ func (d *deployment) received(data []byte) error {
 	return nil
 }
 
-// showedElsewhere enters outcomes that the clients of another server reported. Called with mu held.
-func (d *deployment) showedElsewhere(x *peerServer, rt *router.Router, all []*warmpathv1.PeerOutcomes) {
+// showed enters outcomes that the clients of another server reported.
+func (x *peerServer) showed(rt *router.Router, h *homes, all []*warmpathv1.PeerOutcomes) {
 	view := rt.View()
 	for _, o := range all {
 		if rep := view.ByID(x.ids[o.GetOutcomes().GetReplica()]); rep != nil {
 			rt.Outliers().Add(rt.Outlier(rep), o.GetPrincipal(), countsOf(o.GetOutcomes()), o.GetProbe())
-			d.homes.add(rep.ID, o.GetOutcomes())
+			h.add(rep.ID, o.GetOutcomes())
 		}
 	}
 }

@@ -249,7 +249,7 @@ func (d *deployment) tick(now time.Time) {
 	d.balance.tick(h.router, leased, now)
 	h.router.Health.Look()
 	d.eject(h.router, now)
-	d.balanceHomes(h.router, now)
+	d.homes.balance(h.router, &d.roster, d.peers, now)
 	h.flush(d.roster.numberOf)
 	d.publish(leased, now)
 	d.wake.give()

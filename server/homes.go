@@ -25,27 +25,27 @@ func (h *homes) add(id string, o *warmpathv1.ReplicaOutcomes) {
 	h.Add(id, routerload.HomeCalls{All: all, Spilled: min(int(o.GetSpilled()), all)})
 }
 
-// balanceHomes counts the picks made here, and changes the weights when it is time to. Called with mu held.
-func (d *deployment) balanceHomes(rt *router.Router, now time.Time) {
-	view, ids := rt.View(), make([]string, len(d.roster.order))
-	for i, m := range d.roster.order {
+// balance counts the picks made here, and changes the weights when it is time to.
+func (h *homes) balance(rt *router.Router, of *roster, p *peers, now time.Time) {
+	view, ids := rt.View(), make([]string, len(of.order))
+	for i, m := range of.order {
 		ids[i] = m.ID
 		if calls, spilled := view.ByID(m.ID).State().TakeHomes(); calls > 0 {
 			o := &warmpathv1.ReplicaOutcomes{Replica: m.number, Homes: calls, Spilled: spilled}
-			d.homes.add(m.ID, o)
-			d.peers.showed("", o, false)
+			h.add(m.ID, o)
+			p.showed("", o, false)
 		}
 	}
-	if d.peers.leads(now) && d.homes.Step(now, ids) {
-		d.setHomes(rt)
-		d.peers.homes = d.homes.update(&d.roster)
+	if p.leads(now) && h.Step(now, ids) {
+		h.set(rt)
+		p.homes = h.update(of)
 	}
 }
 
-// setHomes puts weights that are new into force. Called with mu held.
-func (d *deployment) setHomes(rt *router.Router) {
-	d.homes.version++
-	rt.Load.SetHomes(d.homes.Weights())
+// set puts weights that are new into force.
+func (h *homes) set(rt *router.Router) {
+	h.version++
+	rt.Load.SetHomes(h.Weights())
 }
 
 // update is the weights as watchers and other servers are sent them.
@@ -59,8 +59,8 @@ func (h *homes) update(of *roster) *warmpathv1.HomeUpdate {
 	return u
 }
 
-// followHomes takes the weights from another server. Called with mu held.
-func (d *deployment) followHomes(x *peerServer, u *warmpathv1.HomeUpdate) {
+// follow takes the weights from another server, where it sends some. The watchers get them at the end of the interval.
+func (h *homes) follow(rt *router.Router, x *peerServer, u *warmpathv1.HomeUpdate) {
 	if u == nil || len(u.GetReplicas()) != len(u.GetWeights()) {
 		return
 	}
@@ -68,7 +68,6 @@ func (d *deployment) followHomes(x *peerServer, u *warmpathv1.HomeUpdate) {
 	for i, n := range u.GetReplicas() {
 		weights[x.ids[n]] = float64(u.GetWeights()[i])
 	}
-	d.homes.Follow(weights)
-	d.setHomes(d.hosted.Load().router)
-	d.wake.give()
+	h.Follow(weights)
+	h.set(rt)
 }
