@@ -18,8 +18,7 @@ type homes struct {
 // maxHomeCalls bounds a line of a report: the sum of many clients does not overflow.
 const maxHomeCalls = 1 << 20
 
-// add counts the calls of a report. Where the principal is not trusted they do not count: they would move the homes of
-// all.
+// add counts the calls of a report.
 func (h *homes) add(id string, o *warmpathv1.ReplicaOutcomes) {
 	all := int(min(o.GetHomes(), maxHomeCalls))
 	h.Add(id, routerload.HomeCalls{All: all, Spilled: min(int(o.GetSpilled()), all)})

@@ -79,19 +79,3 @@ func TestHomesAreBalanced(t *testing.T) {
 		}
 	}
 }
-
-// A principal that is not trusted moves no homes.
-func TestHomesOfTheUntrusted(t *testing.T) {
-	c := newCluster(t, 1, clustered)
-	w := c.client(0, "client")
-	p := *w.principal.rules.Load()
-	p.trusted = false
-	w.principal = &principal{name: "evil"}
-	w.principal.rules.Store(&p)
-	for range 3 {
-		require.NoError(t, w.showed(unevenHomes()))
-		c.tick(nothingLost)
-		c.advance(time.Minute)
-	}
-	require.Nil(t, w.newHomes())
-}

@@ -52,9 +52,6 @@ func (w *watcher) showed(r *warmpathv1.OutcomeReport) error {
 		e := m.ejection
 		probe := e != nil && e.state == outlier.HalfOpen && e.prober == w.client.id
 		rt.Outliers().Add(rt.Outlier(view.ByID(m.ID)), w.principal.name, countsOf(o), probe)
-		if !w.principal.trusted() {
-			o.Homes, o.Spilled = 0, 0
-		}
 		d.homes.add(m.ID, o)
 		d.peers.showed(w.principal.name, o, probe)
 	}

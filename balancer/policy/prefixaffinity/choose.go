@@ -63,10 +63,11 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 	}
 	c.findHome()
 	shared := c.CoveredTokens(c.shared)
+	balanced := c.home != nil && c.home.State().HomesBalanced() && !c.p.reported.Load()
 	for _, h := range c.places[:c.holders] {
 		cached := c.CoveredTokens(int(h.Depth)) - shared
-		if c.home != nil && c.home.State().HomesBalanced() && cached < c.atHome+loadSlack {
-			break // clients with other prompts of the key go by the order, and what they do not use is evicted
+		if balanced && cached < c.atHome+loadSlack {
+			break // other clients with prompts of the key go by the order, and what they do not use is evicted
 		}
 		if r := c.Take(h.At); r != nil && c.within(r, cached) {
 			return r, policy.ReasonPrefixMatch
@@ -176,7 +177,7 @@ func (c *choice) leastLoaded() *policy.Replica {
 // whole fleet, and what it is known to hold.
 func (c *choice) to(r *policy.Replica, why policy.Reason) policy.Decision {
 	d := policy.To(r, why)
-	if c.home != nil {
+	if c.home != nil && !c.p.reported.Load() {
 		d.State().Home = c.home.State()
 	}
 	if c.home == r && why == policy.ReasonRendezvous {

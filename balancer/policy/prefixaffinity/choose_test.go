@@ -284,13 +284,15 @@ func TestBalancedHomes(t *testing.T) {
 		tokens  int // of the prompt, all sent to another replica before
 		weights map[string]float64
 		busy    int // tokens at the home
+		reports bool
 		place   int
 		counts  [2]uint32 // by this home: calls, spilled
 	}{
-		{"no server", 800, nil, 0, 3, [2]uint32{1, 0}},
-		{"balanced", 800, map[string]float64{}, 0, 0, [2]uint32{1, 0}},
-		{"much is cached elsewhere", 12_000, map[string]float64{}, 0, 3, [2]uint32{1, 0}},
-		{"the home is overloaded", 800, map[string]float64{}, 100_000, 1, [2]uint32{1, 1}},
+		{"no server", 800, nil, 0, false, 3, [2]uint32{1, 0}},
+		{"balanced", 800, map[string]float64{}, 0, false, 0, [2]uint32{1, 0}},
+		{"much is cached elsewhere", 12_000, map[string]float64{}, 0, false, 3, [2]uint32{1, 0}},
+		{"the home is overloaded", 800, map[string]float64{}, 100_000, false, 1, [2]uint32{1, 1}},
+		{"caches are reported", 800, map[string]float64{}, 0, true, 3, [2]uint32{}},
 	} {
 		r := newRouter(t, 8)
 		prompt := tokens(1, tt.tokens)
@@ -299,6 +301,9 @@ func TestBalancedHomes(t *testing.T) {
 		held.Release()
 		r.Load.SetHomes(tt.weights)
 		busy(t, r, places[0], tt.busy)
+		if tt.reports {
+			report(r, places[3], prompt, 16)
+		}
 		home := r.View().ByID(places[0])
 		home.State().TakeHomes()
 		d := routertest.Decide(t, r, ask(prompt))

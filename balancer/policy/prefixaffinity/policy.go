@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -30,6 +31,8 @@ type affinity struct {
 	choosing rendezvous.Scorer
 
 	reuse rendezvous.Reuse
+	// reported is set once what replicas cache is reported: then a match is no guess from what was sent here.
+	reported atomic.Bool
 }
 
 // prepared is what Prepare leaves with a request. What is read from the prompt
@@ -204,6 +207,7 @@ func (p *affinity) completed(q *policy.Request, d policy.Decision, o policy.Outc
 // cacheChanged takes what is reported of a replica, which goes before what was routed there. Ray's rule ignores it.
 func (p *affinity) cacheChanged(changes []policy.CacheChange) {
 	if !p.ray {
+		p.reported.Store(true)
 		p.caches.CacheChanged(changes)
 	}
 }

@@ -8,7 +8,8 @@ import (
 // Homes balances the homes of prompts: the first replicas in the rendezvous order of their keys. The homes of few
 // prefixes are uneven, and for good; the fullest replicas spill again and again, and other clients do not see where. A
 // look-aside server learns a weight for each replica from its clients' calls, and all clients follow it: a replica of
-// weight 2 is home to twice as many keys as one of weight 1.
+// weight 2 is home to twice as many keys as one of weight 1. Clients that have an index of the caches need none of it, and
+// report no calls.
 //
 // Each change moves prompts away from where they are cached. So weights change only while more than a hundredth of the
 // calls spill, where the homes are uneven as they were in the time before, since sessions that come and go make them
