@@ -61,12 +61,12 @@ func (d *deployment) received(data []byte) error {
 		if x == nil {
 			return false
 		}
-		rt := d.hosted.Load().router
 		if len(u.GetOutcomes()) > 0 {
+			rt := d.hosted.Load().router
 			x.showed(rt, &d.homes, u.GetOutcomes())
 			d.judged(rt)
 		}
-		d.homes.follow(rt, x, u.GetHomes())
+		d.homes.follow(x, u.GetHomes())
 		routes, changes = x.cached(u, &d.roster)
 		return own.registeredElsewhere(u.GetRegistrations())
 	})

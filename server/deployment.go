@@ -185,7 +185,6 @@ func (d *deployment) prepareRouter(old, next *hosted) {
 	leased := d.picks.leases.replace(next.router)
 	if next.take(d.roster.order); old != nil {
 		next.inherit(old)
-		next.router.Load.SetHomes(d.homes.Weights())
 		d.balance.tick(next.router, leased, d.now())
 	}
 }
@@ -249,7 +248,7 @@ func (d *deployment) tick(now time.Time) {
 	d.balance.tick(h.router, leased, now)
 	h.router.Health.Look()
 	d.eject(h.router, now)
-	d.homes.balance(h.router, &d.roster, d.peers, now)
+	d.homes.balance(&d.roster, d.peers, now)
 	h.flush(d.roster.numberOf)
 	d.publish(leased, now)
 	d.wake.give()

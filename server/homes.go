@@ -3,13 +3,13 @@ package server
 import (
 	"time"
 
-	"github.com/warmpath/warmpath/internal/router"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// homes balances the homes of a deployment's prompts, from the calls of its clients and from the picks made here. In a
-// cluster one server changes the weights, and the others follow it. It is used with the deployment's mutex held.
+// homes balances the homes of a deployment's prompts, from the calls of its clients. The picks made here need no weights:
+// they go by where the Router has sent prompts. In a cluster one server changes the weights, and the others follow it. It
+// is used with the deployment's mutex held.
 type homes struct {
 	routerload.Homes
 	version uint64 // counts the changes of the weights
@@ -24,27 +24,16 @@ func (h *homes) add(id string, o *warmpathv1.ReplicaOutcomes) {
 	h.Add(id, routerload.HomeCalls{All: all, Spilled: min(int(o.GetSpilled()), all)})
 }
 
-// balance counts the picks made here, and changes the weights when it is time to.
-func (h *homes) balance(rt *router.Router, of *roster, p *peers, now time.Time) {
-	view, ids := rt.View(), make([]string, len(of.order))
+// balance changes the weights when it is time to.
+func (h *homes) balance(of *roster, p *peers, now time.Time) {
+	ids := make([]string, len(of.order))
 	for i, m := range of.order {
 		ids[i] = m.ID
-		if calls, spilled := view.ByID(m.ID).State().TakeHomes(); calls > 0 {
-			o := &warmpathv1.ReplicaOutcomes{Replica: m.number, Homes: calls, Spilled: spilled}
-			h.add(m.ID, o)
-			p.showed("", o, false)
-		}
 	}
 	if p.leads(now) && h.Step(now, ids) {
-		h.set(rt)
+		h.version++
 		p.homes = h.update(of)
 	}
-}
-
-// set puts weights that are new into force.
-func (h *homes) set(rt *router.Router) {
-	h.version++
-	rt.Load.SetHomes(h.Weights())
 }
 
 // update is the weights as watchers and other servers are sent them.
@@ -59,7 +48,7 @@ func (h *homes) update(of *roster) *warmpathv1.HomeUpdate {
 }
 
 // follow takes the weights from another server, where it sends some. The watchers get them at the end of the interval.
-func (h *homes) follow(rt *router.Router, x *peerServer, u *warmpathv1.HomeUpdate) {
+func (h *homes) follow(x *peerServer, u *warmpathv1.HomeUpdate) {
 	if u == nil || len(u.GetReplicas()) != len(u.GetWeights()) {
 		return
 	}
@@ -68,5 +57,5 @@ func (h *homes) follow(rt *router.Router, x *peerServer, u *warmpathv1.HomeUpdat
 		weights[x.ids[n]] = float64(u.GetWeights()[i])
 	}
 	h.Follow(weights)
-	h.set(rt)
+	h.version++
 }

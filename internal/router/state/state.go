@@ -22,12 +22,12 @@ type Replica struct {
 	Peer     atomic.Int64  // load of other clients, as in Book
 	KVTokens atomic.Int64  // size of the KV cache; 0 = not known
 	homes    atomic.Uint64 // weight of its homes, as math.Float64bits; 0 = no server balances them
-	byHome   atomic.Uint64 // calls by home since TakeHomes: all<<32 | spilled
 
-	// Book is written by every pick: a cache line of its own keeps that from slowing reads of the rest.
-	_    [cacheLine]byte
-	Book atomic.Int64 // ongoing<<TokenBits | reserved prefill tokens
-	_    [cacheLine]byte
+	// What every pick writes has a cache line of its own, which keeps that from slowing reads of the rest.
+	_      [cacheLine]byte
+	Book   atomic.Int64  // ongoing<<TokenBits | reserved prefill tokens
+	byHome atomic.Uint64 // calls by home since TakeHomes: all<<32 | spilled
+	_      [cacheLine]byte
 }
 
 const cacheLine = 64
