@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
@@ -244,7 +245,7 @@ func TestNothingPrivateIsExported(t *testing.T) {
 		errs := make(chan error, 32)
 		for i := range cap(errs) {
 			go func() {
-				ctx := client.WithSession(deadlineOf(1e9), secretSession)
+				ctx := client.WithSession(deadlineOf(time.Minute), secretSession)
 				text := strings.Repeat(secretPrompt, 20+i)
 				var err error
 				if i%2 == 0 {

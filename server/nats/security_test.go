@@ -170,15 +170,18 @@ func TestRefusedCredentials(t *testing.T) {
 			1+i, i, running.Addr(), deployments))
 	}
 	for i, n := range nodes {
-		require.Eventually(t, func() bool { return g.refused[i].Load() > 5 }, time.Minute, 5*time.Millisecond)
-		require.Equal(t, 1, strings.Count(n.logs.String(), "Authorization Violation"))
+		const refused = "Authorization Violation"
+		require.Eventually(t, func() bool {
+			return g.refused[i].Load() > 5 && strings.Contains(n.logs.String(), refused)
+		}, time.Minute, 5*time.Millisecond)
+		require.Equal(t, 1, strings.Count(n.logs.String(), refused))
 		require.False(t, n.deployment(t).GetCluster().GetConnected())
 		require.NotEmpty(t, n.reserve(t))
 	}
 	g.open.Store(true)
 	for _, n := range nodes {
 		n.agrees(t, 1)
-		require.Contains(t, n.logs.String(), "NATS is reached")
+		require.Eventually(t, func() bool { return strings.Contains(n.logs.String(), "NATS is reached") }, time.Minute, 5*time.Millisecond)
 	}
 	require.Eventually(t, func() bool { return nodes[0].ongoing(t) == 2 }, time.Minute, 5*time.Millisecond)
 }
