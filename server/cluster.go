@@ -133,10 +133,9 @@ func (d *deployment) publish(leased leasedLoad, now time.Time) {
 		p.index = h.index.at()
 	}
 	p.publish(now, &d.roster, lines, changes, func() []*warmpathv1.PeerUpdate {
-		all := append(beatsOf(d.sources.heartbeats(now)), ejectionsOf(d.ejected))
-		if p.leads(now) && d.homes.version > 0 {
-			all = append(all, &warmpathv1.PeerUpdate{Homes: d.homes.update(&d.roster)})
-		}
+		decided := ejectionsOf(d.ejected)
+		decided.Homes = d.homes.update(&d.roster)
+		all := append(beatsOf(d.sources.heartbeats(now)), decided)
 		if h.index != nil {
 			all = append(all, p.followed(h.index.since(0, d.roster.numberOf), &d.roster, now, true)...)
 		}

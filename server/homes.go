@@ -7,12 +7,12 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// homes balances the homes of a deployment's prompts, from the calls of its clients. The picks made here need no weights:
-// they go by where the Router has sent prompts. In a cluster one server changes the weights, and the others follow it. It
-// is used with the deployment's mutex held.
+// homes balances the homes of a deployment's prompts. The picks made here need no weights: they go by where the Router
+// has sent prompts. All servers of a cluster count the calls, and one of them changes the weights. Where two have done
+// so, the later change is in force everywhere. It is used with the deployment's mutex held.
 type homes struct {
 	routerload.Homes
-	version uint64 // counts the changes of the weights
+	version uint64 // when the weights changed, in ns since 1970, or later; 0 = there are none
 }
 
 // maxHomeCalls bounds a line of a report: the sum of many clients does not overflow.
@@ -30,15 +30,18 @@ func (h *homes) balance(of *roster, p *peers, now time.Time) {
 	for i, m := range of.order {
 		ids[i] = m.ID
 	}
-	if p.leads(now) && h.Step(now, ids) {
-		h.version++
+	if h.Step(now, ids, p.leads(now)) {
+		h.version = max(h.version+1, uint64(now.UnixNano()))
 		p.homes = h.update(of)
 	}
 }
 
-// update is the weights as watchers and other servers are sent them.
+// update is the weights as watchers and other servers are sent them, nil where there are none.
 func (h *homes) update(of *roster) *warmpathv1.HomeUpdate {
-	u := new(warmpathv1.HomeUpdate)
+	if h.version == 0 {
+		return nil
+	}
+	u := &warmpathv1.HomeUpdate{Version: h.version}
 	for id, w := range h.Weights() {
 		if n := of.numberOf(id); n != 0 {
 			u.Replicas, u.Weights = append(u.Replicas, n), append(u.Weights, float32(w))
@@ -47,15 +50,20 @@ func (h *homes) update(of *roster) *warmpathv1.HomeUpdate {
 	return u
 }
 
-// follow takes the weights from another server, where it sends some. The watchers get them at the end of the interval.
+// follow takes weights that are later than those here. The watchers get them at the end of the interval.
 func (h *homes) follow(x *peerServer, u *warmpathv1.HomeUpdate) {
-	if u == nil || len(u.GetReplicas()) != len(u.GetWeights()) {
+	if u.GetVersion() <= h.version || len(u.GetReplicas()) != len(u.GetWeights()) {
 		return
 	}
 	weights := make(map[string]float64, len(u.GetReplicas()))
 	for i, n := range u.GetReplicas() {
-		weights[x.ids[n]] = float64(u.GetWeights()[i])
+		if id := x.ids[n]; id != "" {
+			weights[id] = float64(u.GetWeights()[i])
+		}
+	}
+	if len(weights) == 0 {
+		return // the sender has no replica at this time
 	}
 	h.Follow(weights)
-	h.version++
+	h.version = u.GetVersion()
 }

@@ -78,3 +78,48 @@ func TestHomesAreBalanced(t *testing.T) {
 		}
 	}
 }
+
+// weights are those of the homes of server i, by id of the replica.
+func (c *clusterOf) weights(i int) map[string]float32 {
+	all := make(map[string]float32)
+	for _, r := range c.servers[i].describe(exactView).GetReplicas() {
+		all[r.GetId()] = float32(r.GetHomeWeight())
+	}
+	return all
+}
+
+// While servers do not hear from each other, each side changes the weights by its own clients' calls. Then all servers
+// have those of the last change, those that start too.
+func TestHomesAfterPartition(t *testing.T) {
+	const servers = 3
+	c := newCluster(t, servers, clustered)
+	cut := func(from, to *wireEnd) bool { return from == c.ends[2] || to == c.ends[2] }
+	c.tick(cut) // the windows begin
+	other := unevenHomes()
+	other.Replicas[0].Homes = 90
+	for round := range 3 {
+		for i := range servers {
+			w, report := c.client(i, fmt.Sprint("client", i)), unevenHomes()
+			if i == 2 {
+				report = other
+			}
+			if i < 2 && round > 0 || i == 2 && round < 2 { // so the last change is not that of server 2
+				require.NoError(t, w.showed(report))
+			}
+		}
+		for range 900 { // a window at most
+			c.tick(cut)
+		}
+	}
+	last := c.weights(0)
+	require.Equal(t, last, c.weights(1))
+	require.NotZero(t, c.weights(2)["a"])
+	require.NotEqual(t, last, c.weights(2))
+	for i := range servers {
+		c.ticks(50)
+		for j := range servers {
+			require.Equal(t, last, c.weights(j), "server %d", j)
+		}
+		c.start(i)
+	}
+}

@@ -224,13 +224,13 @@ func (p *peers) follows(id string, now time.Time) bool {
 	return p.first(id, now, func(x *peerServer) bool { return x.has[id] })
 }
 
-// leads reports whether this server changes the weights of the homes.
+// leads reports whether this server changes the weights of the homes: the first of the live servers does.
 func (p *peers) leads(now time.Time) bool {
 	return p.first("", now, func(*peerServer) bool { return true })
 }
 
-// first reports whether this is the first, in the rendezvous order of a key, of the live servers that may take a part.
-// Without a lease, no majority is needed.
+// first reports whether this server is the first, in the rendezvous order of a key, of the live servers that may be. It
+// needs no majority: for a moment, two may be the first.
 func (p *peers) first(key string, now time.Time, may func(*peerServer) bool) bool {
 	if p.bus == nil {
 		return true

@@ -39,7 +39,7 @@ type view struct {
 	load      peerLoad
 	caches    caches
 	ejected   map[string]outlier.State // by the server
-	homes     map[string]float64       // weights by the server, which stay until another one sends some
+	homes     map[string]float64       // weights of the homes; they stay until a server sends others
 	wantIndex bool                     // all of it, at the next opportunity
 
 	received time.Time // when a server last sent anything

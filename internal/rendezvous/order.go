@@ -26,8 +26,8 @@ func (s *Scorer) SetKey(key uint64) {
 }
 
 // Score is XXH3-64, seed 1337, of the key's 8 bytes little-endian followed by the
-// id. The highest score is first in the rendezvous order. Where the replica has a home
-// weight w, u^(1/w) of it, with the score as a number u between 0 and 1.
+// id. The highest score is first in the rendezvous order. A home weight w of the replica
+// makes it u^(1/w), where u is the score as a number between 0 and 1.
 func (s *Scorer) Score(r *policy.Replica) uint64 {
 	s.buf = append(s.buf[:8], r.ID...)
 	score := xxh3.HashSeed(s.buf, orderSeed)

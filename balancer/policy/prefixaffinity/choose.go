@@ -67,7 +67,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 	for _, h := range c.places[:c.holders] {
 		cached := c.CoveredTokens(int(h.Depth)) - shared
 		if balanced && cached < c.atHome+loadSlack {
-			break // other clients with prompts of the key go by the order, and what they do not use is evicted
+			break // other clients send prompts of the key to the home, so it is evicted elsewhere
 		}
 		if r := c.Take(h.At); r != nil && c.within(r, cached) {
 			return r, policy.ReasonPrefixMatch

@@ -300,6 +300,7 @@ func TestBalancedHomes(t *testing.T) {
 		held := policytest.Pick(t, r, &policy.Request{Pin: places[3], Prompt: policy.Prompt{Tokens: prompt}, PromptTokens: tt.tokens})
 		held.Release()
 		r.Load.SetHomes(tt.weights)
+		r.CacheChanged(nil) // reports nothing
 		busy(t, r, places[0], tt.busy)
 		if tt.reports {
 			report(r, places[3], prompt, 16)

@@ -31,7 +31,8 @@ type affinity struct {
 	choosing rendezvous.Scorer
 
 	reuse rendezvous.Reuse
-	// reported is set once what replicas cache is reported: then a match is no guess from what was sent here.
+	// reported is set once what replicas cache is reported: a match is more than a guess from what was sent here then,
+	// and the homes need no balance.
 	reported atomic.Bool
 }
 
@@ -206,7 +207,7 @@ func (p *affinity) completed(q *policy.Request, d policy.Decision, o policy.Outc
 
 // cacheChanged takes what is reported of a replica, which goes before what was routed there. Ray's rule ignores it.
 func (p *affinity) cacheChanged(changes []policy.CacheChange) {
-	if !p.ray {
+	if !p.ray && len(changes) > 0 {
 		p.reported.Store(true)
 		p.caches.CacheChanged(changes)
 	}

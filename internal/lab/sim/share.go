@@ -35,7 +35,7 @@ type sharing struct {
 	across  [][]routerload.Peer    // by server, as server 0 and the others see each other
 	missed  [][]policy.CacheChange // by server, as long as it is silent
 	caches  []*contents            // by engine; none where no policy reads them
-	homes   routerload.Homes       // of the server that weighs them for all
+	homes   routerload.Homes       // of the server that changes the weights for all
 	ids     []string               // of the replicas
 }
 
@@ -174,7 +174,7 @@ func (s *sharing) broadcast() {
 		rt.Load.SetDrift(s.damping[c].Drift())
 		rt.Load.SetPeers(s.others)
 	}
-	if s.homes.Step(time.Unix(0, int64(s.next)), s.ids) {
+	if s.homes.Step(time.Unix(0, int64(s.next)), s.ids, true) {
 		for _, rt := range s.routers {
 			rt.Load.SetHomes(s.homes.Weights())
 		}

@@ -1,44 +1,47 @@
 package load
 
 import (
+	"maps"
 	"math"
 	"time"
 )
 
-// Homes balances the homes of prompts: the first replicas in the rendezvous order of their keys. The homes of few
-// prefixes are uneven, and for good; the fullest replicas spill again and again, and other clients do not see where. A
-// look-aside server learns a weight for each replica from its clients' calls, and all clients follow it: a replica of
-// weight 2 is home to twice as many keys as one of weight 1. Clients that have an index of the caches need none of it, and
-// report no calls.
+// Homes balances the homes of prompts: a key's home is the first replica in its rendezvous order. Of few prefixes that
+// live long, some replicas are home to more than others, and spill for as long. So a look-aside server learns a weight
+// for each replica from its clients' calls, and all clients order replicas by these weights: one of weight 2 is home to
+// twice as many keys as one of weight 1. Clients with an index of the caches need no weights, and report no calls.
 //
-// Each change moves prompts away from where they are cached. So weights change only while more than a hundredth of the
-// calls spill, where the homes are uneven as they were in the time before, since sessions that come and go make them
-// uneven by chance, and where there are keys enough: of a few, a weight moves all at once. A step takes the logarithm of
-// a weight most of the way to where the calls would be even. Steps are farther and farther apart, so that the homes come
-// to rest.
+// Calls are counted in windows. A change of weights moves prompts away from where they are cached. So there is one at
+// the end of a window only if
+//   - more than a hundredth of the calls spilled,
+//   - the homes are uneven as in the window before: sessions that come and go make them uneven by chance,
+//   - they are not so uneven that the keys must be few: of these, a change of weight moves too many calls, or none.
 //
-// The zero value is ready: no weights. It belongs to one goroutine at a time. Step is O(replicas), the rest O(1).
+// A change takes the logarithm of a weight most of the way to where the calls would be even. It makes later windows
+// longer, so that the homes come to rest.
+//
+// The zero value is ready: no weights. It belongs to one goroutine at a time. Step is O(replicas), Add O(1).
 type Homes struct {
-	weights map[string]float64 // by id of the replica; nil = all are 1
-	calls   map[string]HomeCalls
-	before  map[string]float64 // the excess of the time before
-	since   time.Time          // the calls are of the time since then
-	every   time.Duration      // between two looks at them
+	weights map[string]float64   // by id of the replica; nil = all are 1
+	calls   map[string]HomeCalls // of this window
+	before  map[string]float64   // the excess of the window before
+	since   time.Time            // begin of the window; zero = at the next Step
+	length  time.Duration        // of windows; 0 = firstWindow
 }
 
-// HomeCalls are the calls whose home a replica is, and those of them that went elsewhere for its load.
+// HomeCalls are calls whose home is one replica, and how many of them went elsewhere for its load.
 type HomeCalls struct{ All, Spilled int }
 
 // The figures are from the simulator.
 const (
-	firstStep, lastStep = 30 * time.Second, 5 * time.Minute
-	stepGrowth          = 1.6
-	minHomeCalls        = 32   // for each replica, in the mean: fewer show little
-	maxSpilled          = 0.01 // as part of the calls
-	minAlike            = 0.6  // correlation of the excess with that of the time before
-	maxUneven           = 0.5  // standard deviation of the excess: that of about four keys a replica
-	stepPart            = 0.7  // of the way
-	maxHomeWeight       = 4    // weights are within 1/maxHomeWeight and maxHomeWeight
+	firstWindow, lastWindow = 30 * time.Second, 5 * time.Minute
+	windowGrowth            = 1.6  // with each change
+	minHomeCalls            = 32   // for each replica, in the mean: a window with fewer goes on
+	maxSpilled              = 0.01 // as part of the calls
+	minAlike                = 0.6  // correlation of the excess with that of the window before
+	maxUneven               = 0.5  // standard deviation of the excess: that of about four keys a replica
+	stepPart                = 0.7  // of the way
+	maxHomeWeight           = 4    // weights are within 1/maxHomeWeight and maxHomeWeight
 )
 
 // Add counts calls.
@@ -50,82 +53,103 @@ func (h *Homes) Add(id string, calls HomeCalls) {
 	h.calls[id] = HomeCalls{c.All + calls.All, c.Spilled + calls.Spilled}
 }
 
-// Weights returns the weights by id of the replica, nil before the first step. It is not written again.
+// Weights returns the weights by id of the replica, nil where there are none yet. It is not written again.
 func (h *Homes) Weights() map[string]float64 { return h.weights }
 
-// Follow takes the weights from another server, and begins to count anew.
-func (h *Homes) Follow(weights map[string]float64) { *h = Homes{weights: weights} }
+// Follow takes the weights that another server has changed. The window begins anew.
+func (h *Homes) Follow(weights map[string]float64) {
+	h.change(weights)
+	h.begin(time.Time{})
+}
 
-// Step changes the weights of these replicas where it is time to, and reports whether it did.
-func (h *Homes) Step(now time.Time, replicas []string) (changed bool) {
-	if h.every == 0 {
-		h.since, h.every = now, firstStep
+// Step ends the window of these replicas when it is time to, and reports whether it changed the weights. Only the
+// server that leads changes them. The others count the same calls, so that each can go on in its place.
+func (h *Homes) Step(now time.Time, replicas []string, leads bool) (changed bool) {
+	if h.since.IsZero() || len(h.calls) > 2*len(replicas) { // most are of replicas that have left
+		h.begin(now)
 	}
 	var all HomeCalls
 	for _, id := range replicas {
 		all.All += h.calls[id].All
 		all.Spilled += h.calls[id].Spilled
 	}
-	if now.Sub(h.since) < h.every || all.All < minHomeCalls*len(replicas) {
+	if now.Sub(h.since) < max(h.length, firstWindow) || all.All < minHomeCalls*len(replicas) {
 		return false
 	}
-	excess := h.excess(replicas, float64(all.All)/float64(len(replicas)))
-	uneven, same := compare(excess, h.before)
-	changed = float64(all.Spilled) > maxSpilled*float64(all.All) && uneven < maxUneven && same > minAlike
+	excess := h.excess(replicas)
+	again := maps.Clone(excess) // without replicas that joined during the window before, or since
+	maps.DeleteFunc(again, func(id string, _ float64) bool { _, ok := h.before[id]; return !ok })
+	uneven, alike := compare(again, h.before)
+	changed = leads && float64(all.Spilled) > maxSpilled*float64(all.All) && uneven < maxUneven && alike > minAlike
 	if changed {
-		h.weights = h.next(replicas, excess)
-		h.every = min(time.Duration(stepGrowth*float64(h.every)), lastStep)
+		h.change(h.next(replicas, again))
 	}
-	h.since, h.before = now, excess
-	clear(h.calls)
+	h.before = excess
+	h.begin(now)
 	return changed
 }
 
-// excess is by how much the calls of each replica would be above the mean if all had the same weight, as a logarithm. A
+// begin begins a window.
+func (h *Homes) begin(now time.Time) {
+	h.since = now
+	clear(h.calls)
+}
+
+func (h *Homes) change(weights map[string]float64) {
+	h.weights = weights
+	h.length = min(time.Duration(windowGrowth*float64(max(h.length, firstWindow))), lastWindow)
+}
+
+// excess is by how much each replica would have more calls than the mean if all had the same weight, as a logarithm. A
 // replica without any call was not available, and is left out.
-func (h *Homes) excess(replicas []string, mean float64) map[string]float64 {
-	all := make(map[string]float64, len(replicas))
+func (h *Homes) excess(replicas []string) map[string]float64 {
+	all, sum := make(map[string]float64, len(replicas)), 0.
 	for _, id := range replicas {
 		if calls := float64(h.calls[id].All); calls > 0 {
-			all[id] = math.Log(calls / mean / weightOf(h.weights, id))
+			all[id] = calls / weightOf(h.weights, id)
+			sum += all[id]
 		}
+	}
+	for id, calls := range all {
+		all[id] = math.Log(calls * float64(len(all)) / sum)
 	}
 	return all
 }
 
-// compare returns the standard deviation of the excess, and its correlation with that of the time before; of the
-// replicas that stand in both.
-func compare(now, before map[string]float64) (uneven, same float64) {
-	var n, x, y, xx, xy, yy float64
+// compare returns the standard deviation of the excess, and its correlation with that of the window before.
+func compare(now, before map[string]float64) (uneven, alike float64) {
+	var x, y, xx, xy, yy float64
 	for id, v := range now {
-		if w, ok := before[id]; ok {
-			n, x, y, xx, xy, yy = n+1, x+v, y+w, xx+v*v, xy+v*w, yy+w*w
-		}
+		w := before[id]
+		x, y, xx, xy, yy = x+v, y+w, xx+v*v, xy+v*w, yy+w*w
 	}
+	n := float64(len(now))
 	if xx, yy = n*xx-x*x, n*yy-y*y; xx <= 0 || yy <= 0 {
 		return 0, 0
 	}
 	return math.Sqrt(xx) / n, (n*xy - x*y) / math.Sqrt(xx*yy)
 }
 
-// next returns the weights after a step. Their mean is 1.
+// next returns the weights after a change. Replicas that have an excess keep the sum of their weights, the others their
+// weights.
 func (h *Homes) next(replicas []string, excess map[string]float64) map[string]float64 {
-	weights, sum := make(map[string]float64, len(replicas)), 0.
+	weights := make(map[string]float64, len(replicas))
+	var before, after float64
 	for _, id := range replicas {
 		w := weightOf(h.weights, id)
-		if x, ok := excess[id]; ok {
-			w = math.Pow(w, 1-stepPart) * math.Exp(-stepPart*x)
-		}
 		weights[id] = w
-		sum += w
+		if x, ok := excess[id]; ok {
+			weights[id] = math.Pow(w, 1-stepPart) * math.Exp(-stepPart*x)
+			before, after = before+w, after+weights[id]
+		}
 	}
-	for id, w := range weights {
-		weights[id] = min(max(w*float64(len(replicas))/sum, 1./maxHomeWeight), maxHomeWeight)
+	for id := range excess {
+		weights[id] = min(max(weights[id]*before/after, 1./maxHomeWeight), maxHomeWeight)
 	}
 	return weights
 }
 
-// weightOf is the weight of a replica, 1 where it has none that can be.
+// weightOf is the weight of a replica, 1 where it has none within the bounds.
 func weightOf(weights map[string]float64, id string) float64 {
 	if w := weights[id]; w >= 1./maxHomeWeight && w <= maxHomeWeight {
 		return w
@@ -147,9 +171,10 @@ func (t *Tracker) SetHomes(weights map[string]float64) {
 
 // setHomes puts the weights, if there are any, into force. Called with mu held.
 func (t *Tracker) setHomes() {
+	if t.homes == nil {
+		return
+	}
 	for _, r := range t.fleet {
-		if t.homes != nil {
-			r.State().SetHomeWeight(weightOf(t.homes, r.ID))
-		}
+		r.State().SetHomeWeight(weightOf(t.homes, r.ID))
 	}
 }

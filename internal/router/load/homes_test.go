@@ -21,7 +21,7 @@ func window(h *load.Homes, now *time.Time, calls ...int) bool {
 		h.Add(ids[i], load.HomeCalls{All: n, Spilled: n / 50})
 	}
 	*now = now.Add(5 * time.Minute)
-	return h.Step(*now, ids)
+	return h.Step(*now, ids, true)
 }
 
 func TestHomesStep(t *testing.T) {
@@ -39,10 +39,11 @@ func TestHomesStep(t *testing.T) {
 		{"few calls", [][]int{uneven, {20, 10, 20, 30}}, false},
 		{"few keys: nearly all calls on one replica", [][]int{{1000, 50, 50, 50}, {1000, 50, 50, 50}}, false},
 		{"few spill", [][]int{{49, 49, 49, 60}, {49, 49, 49, 60}}, false},
+		{"one replica", [][]int{{1000}, {1000}}, false},
 	} {
 		var h load.Homes
 		now := time.Unix(1e6, 0)
-		require.False(t, h.Step(now, nil))
+		require.False(t, h.Step(now, nil, true))
 		for i, calls := range tt.windows {
 			require.Equal(t, tt.changed && i == len(tt.windows)-1, window(&h, &now, calls...), tt.name)
 		}
@@ -80,7 +81,7 @@ func TestHomesBecomeEven(t *testing.T) {
 				r := homeOf(scores[p][:], ids, h.Weights())
 				h.Add(ids[r], load.HomeCalls{All: 1, Spilled: min(1, rnd.IntN(40)/39)})
 			}
-			if now = now.Add(5 * time.Minute); h.Step(now, ids) {
+			if now = now.Add(5 * time.Minute); h.Step(now, ids, true) {
 				moved++
 			}
 		}
@@ -109,12 +110,58 @@ func homeOf(scores []float64, ids []string, weights map[string]float64) (home in
 	return home
 }
 
+// A replica that joined, or is not available, has few calls for that reason: its weight stays.
+func TestHomesOfOtherReplicasKeepTheirWeights(t *testing.T) {
+	for name, last := range map[string]int{"r4 joined": 10, "r4 is not available": 0} {
+		var h load.Homes
+		now := time.Unix(1e6, 0)
+		require.False(t, h.Step(now, nil, true))
+		before := []int{100, 50, 100, 150}
+		if last == 0 {
+			before = append(before, 100)
+		}
+		require.False(t, window(&h, &now, before...), name)
+		require.True(t, window(&h, &now, 100, 50, 100, 150, last), name)
+		w := h.Weights()
+		require.Equal(t, 1.0, w["r4"], name)
+		require.InDelta(t, 4, w["r0"]+w["r1"]+w["r2"]+w["r3"], 1e-9, name)
+	}
+}
+
+// A server that follows another counts the same calls, so it goes on at once in its place.
 func TestHomesFollow(t *testing.T) {
+	ids := []string{"r0", "r1", "r2", "r3"}
+	var leader, follower load.Homes
+	now := time.Unix(1e6, 0)
+	for i := range 5 {
+		require.False(t, follower.Step(now, ids, false))
+		require.Equal(t, i > 1, leader.Step(now, ids, true))
+		if i > 1 {
+			follower.Follow(leader.Weights())
+			require.False(t, follower.Step(now, ids, false))
+			require.Equal(t, leader.Weights(), follower.Weights())
+		}
+		for j, n := range []float64{1000, 500, 1000, 1500} {
+			if w, ok := leader.Weights()[ids[j]]; ok {
+				n *= w
+			}
+			leader.Add(ids[j], load.HomeCalls{All: int(n), Spilled: int(n / 50)})
+			follower.Add(ids[j], load.HomeCalls{All: int(n), Spilled: int(n / 50)})
+		}
+		now = now.Add(5 * time.Minute)
+	}
+	require.True(t, follower.Step(now, ids, true), "the leader is gone")
+}
+
+// The calls of replicas that left do not accumulate: where they are most of those counted, the window begins anew.
+func TestHomesOfReplicasThatLeft(t *testing.T) {
 	var h load.Homes
 	now := time.Unix(1e6, 0)
-	window(&h, &now, 100, 50, 100, 150)
-	weights := map[string]float64{"r0": 2, "r1": 0.5}
-	h.Follow(weights)
-	require.Equal(t, weights, h.Weights())
-	require.False(t, window(&h, &now, 100, 50, 100, 150), "the time before was that of another server")
+	require.False(t, h.Step(now, nil, true))
+	require.False(t, window(&h, &now, 100, 50, 100, 150))
+	for i := range 9 {
+		h.Add(fmt.Sprint("gone", i), load.HomeCalls{All: 1})
+	}
+	require.False(t, window(&h, &now, 100, 50, 100, 150))
+	require.True(t, window(&h, &now, 100, 50, 100, 150))
 }

@@ -93,8 +93,8 @@ func (r *Replica) Take() bool {
 // Rate returns what the load of the replica is divided by.
 func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Load()) }
 
-// HomeWeight is the replica's part in the rendezvous order, relative to others: 1 until a look-aside server balances
-// the homes. r may be nil.
+// HomeWeight is how many keys the replica is the home of, relative to others: 1 until a look-aside server balances the
+// homes. r may be nil.
 func (r *Replica) HomeWeight() float64 {
 	if r == nil || !r.HomesBalanced() {
 		return 1
@@ -117,7 +117,7 @@ func (r *Replica) CountHome(spilled bool) {
 	r.byHome.Add(n)
 }
 
-// TakeHomes returns the calls counted since it was called last.
+// TakeHomes returns what CountHome has counted since it was called last.
 func (r *Replica) TakeHomes() (calls, spilled uint32) {
 	n := r.byHome.Swap(0)
 	return uint32(n >> 32), uint32(n)

@@ -107,7 +107,7 @@ type PeerUpdate struct {
 	Caches []*CacheChange `protobuf:"bytes,13,rep,name=caches,proto3" json:"caches,omitempty"`
 	// Heartbeats of replicas.
 	Registrations []*RegisterRequest `protobuf:"bytes,14,rep,name=registrations,proto3" json:"registrations,omitempty"`
-	// The weights of the homes, from the one server that changes them, and in snapshots.
+	// The weights of the homes: where this server has changed them, and in snapshots.
 	Homes         *HomeUpdate `protobuf:"bytes,15,opt,name=homes,proto3" json:"homes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

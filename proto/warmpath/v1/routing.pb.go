@@ -1799,9 +1799,9 @@ type ReplicaOutcomes struct {
 	Failures uint32 `protobuf:"varint,3,opt,name=failures,proto3" json:"failures,omitempty"`
 	// Calls in a row whose first message is late: once for each time that they have waited the longest that is timely.
 	Late uint32 `protobuf:"varint,4,opt,name=late,proto3" json:"late,omitempty"`
-	// Calls whose home the replica is: the first in the rendezvous order of their key, and available.
+	// Calls whose home is the replica: it is the first in the rendezvous order of their key, and available.
 	Homes uint32 `protobuf:"varint,5,opt,name=homes,proto3" json:"homes,omitempty"`
-	// Those of homes that went elsewhere, since the replica was beyond the load bound.
+	// Of homes, the calls that went elsewhere, since the replica was beyond the load bound.
 	Spilled       uint32 `protobuf:"varint,6,opt,name=spilled,proto3" json:"spilled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2331,14 +2331,16 @@ func (x *WatchReplicasResponse) GetHomes() *HomeUpdate {
 	return nil
 }
 
-// HomeUpdate is how many keys the replicas are the home of, relative to each other: the weights in the rendezvous order.
-// It replaces the one before; until the first, and for replicas that are not named, the weight is 1.
+// HomeUpdate has the weights of replicas in the rendezvous order: one of weight 2 is the home of twice as many keys as one
+// of weight 1. It replaces the one before. Until the first, and for replicas that are not named, the weight is 1.
 type HomeUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Numbers of the replicas.
 	Replicas []uint32 `protobuf:"varint,1,rep,packed,name=replicas,proto3" json:"replicas,omitempty"`
-	// Their weights, above 0.
-	Weights       []float32 `protobuf:"fixed32,2,rep,packed,name=weights,proto3" json:"weights,omitempty"`
+	// Their weights, from 1/4 to 4; any other counts as 1.
+	Weights []float32 `protobuf:"fixed32,2,rep,packed,name=weights,proto3" json:"weights,omitempty"`
+	// Grows with each change. Between servers, the higher one is in force.
+	Version       uint64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2385,6 +2387,13 @@ func (x *HomeUpdate) GetWeights() []float32 {
 		return x.Weights
 	}
 	return nil
+}
+
+func (x *HomeUpdate) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
 }
 
 // OutlierUpdate names the replicas that are ejected, from the sum of all outcomes. It replaces the one before.
@@ -3421,11 +3430,12 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\boutliers\x18\b \x01(\v2\x1a.warmpath.v1.OutlierUpdateR\boutliers\x12(\n" +
 	"\rroutes_wanted\x18\x06 \x01(\bH\x00R\froutesWanted\x88\x01\x01\x12-\n" +
 	"\x05homes\x18\t \x01(\v2\x17.warmpath.v1.HomeUpdateR\x05homesB\x10\n" +
-	"\x0e_routes_wanted\"B\n" +
+	"\x0e_routes_wanted\"\\\n" +
 	"\n" +
 	"HomeUpdate\x12\x1a\n" +
 	"\breplicas\x18\x01 \x03(\rR\breplicas\x12\x18\n" +
-	"\aweights\x18\x02 \x03(\x02R\aweights\"A\n" +
+	"\aweights\x18\x02 \x03(\x02R\aweights\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\"A\n" +
 	"\rOutlierUpdate\x120\n" +
 	"\breplicas\x18\x01 \x03(\v2\x14.warmpath.v1.OutlierR\breplicas\"9\n" +
 	"\aOutlier\x12\x18\n" +
