@@ -304,6 +304,37 @@ func TestLegsRetry(t *testing.T) {
 	}
 }
 
+// A decode replica that dies may have taken the KV cache. An attempt that finds it gone is none of max_attempts, and no
+// evidence against the two replicas that it was sent to.
+func TestLegsTakenBefore(t *testing.T) {
+	f := startLegFleet(t, 2, 3)
+	var decodes, prefills atomic.Int32
+	for id, r := range f.by {
+		r.instead(func(ctx context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
+			if id[:1] == "p" {
+				if prefills.Add(1) == 2 {
+					return nil, status.Error(codes.Unavailable, "it starts")
+				}
+				return r.usual(q), nil
+			}
+			switch decodes.Add(1) {
+			case 1:
+				go r.stop()
+				<-ctx.Done()
+				return nil, ctx.Err()
+			case 2:
+				return nil, status.Error(codes.Internal, "unknown reference")
+			}
+			return r.usual(q), nil
+		})
+	}
+	_, d, err := f.call(t, deadline(t), request())
+	require.NoError(t, err, "three failures: of max_attempts 3, two count")
+	require.Equal(t, 4, d.Attempts)
+	require.Equal(t, []int32{3, 3}, []int32{prefills.Load(), decodes.Load()})
+	f.idle(t)
+}
+
 // A prefill replica that hands nothing over does not fail the call: the decode leg computes the prompt.
 func TestLegsWithoutHandOver(t *testing.T) {
 	f := startLegFleet(t, 1, 1)

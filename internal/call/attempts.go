@@ -93,8 +93,8 @@ func (a *Attempts) again(err error) error {
 	}
 	last, err := a.lost(err)
 	why := causeOf(err, &last)
-	if why == final && c.legs.broke(err) {
-		why = broken
+	if why == final {
+		why = c.legs.broke(err)
 	}
 	if why == final || a.single {
 		return err
@@ -109,6 +109,7 @@ func (a *Attempts) again(err error) error {
 		return nil
 	case why != late && a.retriedElsewhere() && !(why == unsent && c.legs != nil): // no other can repeat a leg
 		return err
+	case why == taken: // once for each prefill leg, and those count
 	case why == refused:
 		a.refused++
 		a.backoff = b.Config.Backoff.Wait(int(a.refused))
@@ -336,6 +337,7 @@ const (
 	unsent                // no replica got the request: another attempt
 	broken                // the request was sent, and no answer came, or UNAVAILABLE: one more attempt
 	late                  // first_token_timeout passed, and the attempt was cancelled: one more attempt
+	taken                 // a decode leg began again with KV cache that the replica of before may have taken: both legs again
 )
 
 // causeOf returns why an attempt failed before its first message. It rests on the status code, on whether the request
@@ -365,7 +367,7 @@ func causeOf(err error, last *attempt) cause {
 // retries are the reasons under which another attempt is counted.
 var retries = [...]string{
 	refused: telemetry.RetryRejected, rejected: telemetry.RetryRejected,
-	unsent: telemetry.RetryUnsent, broken: telemetry.RetryBroken, late: telemetry.RetryTimeout,
+	unsent: telemetry.RetryUnsent, broken: telemetry.RetryBroken, late: telemetry.RetryTimeout, taken: telemetry.RetryBroken,
 }
 
 // deadlineSlack is by how much a replica's timer may be ahead of the client's: it resets the stream at the deadline.

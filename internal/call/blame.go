@@ -12,8 +12,8 @@ import (
 
 // When one of two replicas dies, the transfer between their legs breaks, and the engine of the other replica answers with
 // a status such as INTERNAL. A leg that ends so is disputed. It is no evidence against its replica, and the retry does
-// not avoid that replica, if the connection to the other one was lost, the other leg has failed by itself, or the lease
-// was over. All other legs are judged as any attempt.
+// not avoid that replica, if the connection to the other one was lost, the other leg has failed by itself, the lease was
+// over, or a decode replica that died may have taken the KV cache before. All other legs are judged as any attempt.
 
 // A link is the connection to a replica at one moment.
 type link struct {
@@ -55,18 +55,29 @@ func (l *legs) dispute(err error) bool {
 	return l.disputed(err)
 }
 
-// broke reports whether the decode leg, which failed with err, may have failed with the transfer. Then the next attempt
-// does not begin with the answer of the prefill leg.
-func (l *legs) broke(err error) bool {
+// broke returns broken or taken where the decode leg, which failed with err, may have failed with the transfer, else
+// final. The next attempt then does not begin with the answer of the prefill leg.
+func (l *legs) broke(err error) cause {
 	if l == nil || !ofTransfer(err) {
-		return false
+		return final
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.over {
-		l.until, l.suspect = time.Time{}, true
+	if l.over {
+		return final
 	}
-	return !l.over
+	l.until, l.suspect = time.Time{}, !l.again
+	if l.again {
+		return taken
+	}
+	return broken
+}
+
+// repeats notes that a decode leg begins with an answer that one before it had.
+func (l *legs) repeats() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.again = true
 }
 
 // spares reports whether a leg that ended with err is not at fault.
@@ -81,7 +92,7 @@ func (l *legs) spares(prefill bool, err error) bool {
 		l.spared = status.Code(l.decodeErr) == codes.Unavailable || l.decodes.lost()
 		return l.spared
 	}
-	return own || l.prefills.lost() || !l.until.IsZero() && !time.Now().Before(l.until)
+	return own || l.again || l.prefills.lost() || !l.until.IsZero() && !time.Now().Before(l.until)
 }
 
 // blame corrects the outcome of a leg before it is reported. Called with mu held.

@@ -52,6 +52,7 @@ type legs struct {
 	usage     policy.Usage       // of the prefill leg
 	answers   [][]byte           // its first responses, in a sequential flow
 	over      bool               // the decode leg has its first message: the transfer is complete
+	again     bool               // the decode leg begins with the answer for the second time
 	suspect   bool               // the transfer may have failed
 	spared    bool               // the prefill leg has failed since the decode replica is gone
 	sent      chan struct{}      // closed when gRPC is done with the attempt of the decode leg; nil = none is under way

@@ -110,7 +110,7 @@ func (r *Resume) Next(err error) (msg any, way Way) {
 	c, o := r.call, r.output.Load()
 	last, err := c.Attempts.lost(err)
 	if o == nil || c.Context.Err() != nil || last.Replica == nil ||
-		fault.Of(err) != state.Failed && !c.legs.broke(err) {
+		fault.Of(err) != state.Failed && c.legs.broke(err) == final {
 		return nil, way
 	}
 	b, how := c.handle.bound.Load(), telemetry.NotResumed
