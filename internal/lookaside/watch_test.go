@@ -2,6 +2,7 @@ package lookaside
 
 import (
 	"log/slog"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -126,7 +127,7 @@ func TestHomes(t *testing.T) {
 	w.view.take(m, true)
 	weights := func(r *router.Router) (all []float64) {
 		for _, rep := range r.View().Replicas() {
-			all = append(all, rep.State().HomeWeight())
+			all = append(all, math.Float64frombits(rep.State().HomeWeight.Load()))
 		}
 		return all
 	}
@@ -137,7 +138,7 @@ func TestHomes(t *testing.T) {
 	require.Equal(t, []float64{1.5, 0.5}, weights(r2))
 
 	for i, r := range []*router.Router{r, r2} {
-		r.View().ByID("r2").State().CountHome(i == 0)
+		r.View().ByID("r2").State().ByHome.Add(1<<32 + uint64(1-i))
 	}
 	report := w.view.report(false).GetOutcomes().GetReplicas()
 	require.Len(t, report, 1)
@@ -146,9 +147,10 @@ func TestHomes(t *testing.T) {
 
 	other := &warmpathv1.WatchReplicasResponse{Incarnation: "b", Fleet: snapshot(2)}
 	w.view.take(other, true)
-	require.Equal(t, 0.5, r.View().ByID("r2").State().HomeWeight())
+	weight := func() float64 { return math.Float64frombits(r.View().ByID("r2").State().HomeWeight.Load()) }
+	require.Equal(t, 0.5, weight())
 	w.view.take(&warmpathv1.WatchReplicasResponse{Homes: &warmpathv1.HomeUpdate{Replicas: []uint32{2}}}, false)
-	require.Equal(t, 1.0, r.View().ByID("r2").State().HomeWeight(), "columns of unequal length")
+	require.Equal(t, 1.0, weight(), "columns of unequal length")
 }
 
 // A new server has other numbers: the old ones are dropped, the peer load is not.

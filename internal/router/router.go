@@ -251,7 +251,11 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 		r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
 	}
 	if home := b.Decision.State().Home; home != nil {
-		home.CountHome(b.Decision.Reason == policy.ReasonRendezvousSpill)
+		calls := uint64(1 << 32)
+		if b.Decision.Reason == policy.ReasonRendezvousSpill {
+			calls++
+		}
+		home.ByHome.Add(calls)
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()

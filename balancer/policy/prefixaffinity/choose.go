@@ -63,7 +63,7 @@ func (c *choice) choose() (*policy.Replica, policy.Reason) {
 	}
 	c.findHome()
 	shared := c.CoveredTokens(c.shared)
-	balanced := c.home != nil && c.home.State().HomesBalanced() && !c.p.reported.Load()
+	balanced := c.home != nil && c.home.State().HomeWeight.Load() != 0 && !c.p.reported.Load()
 	for _, h := range c.places[:c.holders] {
 		cached := c.CoveredTokens(int(h.Depth)) - shared
 		if balanced && cached < c.atHome+loadSlack {

@@ -175,6 +175,6 @@ func (t *Tracker) setHomes() {
 		return
 	}
 	for _, r := range t.fleet {
-		r.State().SetHomeWeight(weightOf(t.homes, r.ID))
+		r.State().HomeWeight.Store(math.Float64bits(weightOf(t.homes, r.ID)))
 	}
 }

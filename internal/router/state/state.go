@@ -21,12 +21,14 @@ type Replica struct {
 	InvRate  atomic.Uint64 // 1 / rate, as math.Float64bits
 	Peer     atomic.Int64  // load of other clients, as in Book
 	KVTokens atomic.Int64  // size of the KV cache; 0 = not known
-	homes    atomic.Uint64 // weight of its homes, as math.Float64bits; 0 = no server balances them
+	// HomeWeight is how many keys the replica is the home of, relative to others, as math.Float64bits; 0 = no look-aside
+	// server balances the homes.
+	HomeWeight atomic.Uint64
 
 	// What every pick writes has a cache line of its own, which keeps that from slowing reads of the rest.
 	_      [cacheLine]byte
 	Book   atomic.Int64  // ongoing<<TokenBits | reserved prefill tokens
-	byHome atomic.Uint64 // calls by home since TakeHomes: all<<32 | spilled
+	ByHome atomic.Uint64 // calls whose home it is, since TakeHomes: all<<32 | those that went elsewhere
 	_      [cacheLine]byte
 }
 
@@ -93,33 +95,9 @@ func (r *Replica) Take() bool {
 // Rate returns what the load of the replica is divided by.
 func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Load()) }
 
-// HomeWeight is how many keys the replica is the home of, relative to others: 1 until a look-aside server balances the
-// homes. r may be nil.
-func (r *Replica) HomeWeight() float64 {
-	if r == nil || !r.HomesBalanced() {
-		return 1
-	}
-	return math.Float64frombits(r.homes.Load())
-}
-
-// HomesBalanced reports whether a look-aside server balances the homes of prompts.
-func (r *Replica) HomesBalanced() bool { return r.homes.Load() != 0 }
-
-// SetHomeWeight sets the weight, which is above 0.
-func (r *Replica) SetHomeWeight(weight float64) { r.homes.Store(math.Float64bits(weight)) }
-
-// CountHome counts a call whose home the replica is; a spilled one went elsewhere.
-func (r *Replica) CountHome(spilled bool) {
-	n := uint64(1 << 32)
-	if spilled {
-		n++
-	}
-	r.byHome.Add(n)
-}
-
-// TakeHomes returns what CountHome has counted since it was called last.
+// TakeHomes returns the calls by home since it was called last.
 func (r *Replica) TakeHomes() (calls, spilled uint32) {
-	n := r.byHome.Swap(0)
+	n := r.ByHome.Swap(0)
 	return uint32(n >> 32), uint32(n)
 }
 
