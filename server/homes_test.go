@@ -123,3 +123,29 @@ func TestHomesAfterPartition(t *testing.T) {
 		c.start(i)
 	}
 }
+
+// A replica that comes back has its weight at all clients, those that began to watch in the meantime too.
+func TestHomeOfAReplicaThatComesBack(t *testing.T) {
+	c := newCluster(t, 1, clustered)
+	d := c.servers[0]
+	register(t, d, "10.0.0.9:1")
+	w := c.client(0, "client")
+	c.ticks(1)
+	for range 3 {
+		report := unevenHomes()
+		report.Replicas = append(report.Replicas, &warmpathv1.ReplicaOutcomes{Replica: 4, Homes: 60})
+		require.NoError(t, w.showed(report))
+		for range 40 {
+			c.ticks(10)
+			register(t, d, "10.0.0.9:1")
+		}
+	}
+	weight := w.newHomes()[4]
+	require.Greater(t, weight, float32(1))
+	_, err := d.register(&warmpathv1.RegisterRequest{Leaving: true}, replicaAt("10.0.0.9:1", "10.0.0.9:1"))
+	require.NoError(t, err)
+	late := c.client(0, "late")
+	require.Len(t, late.newHomes(), 3)
+	register(t, d, "10.0.0.9:1")
+	require.Equal(t, weight, late.newHomes()[5])
+}

@@ -75,7 +75,7 @@ type watcher struct {
 	sent                 time.Time
 	outliers             *warmpathv1.OutlierUpdate // nil = none was sent
 	ejected              uint64                    // the ejectedVersion that outliers has
-	homes                uint64                    // the version of the homes' weights
+	homes                uint64                    // the versions of the homes' weights and of their names
 }
 
 // watch opens an account for a client that begins to watch.
@@ -284,8 +284,8 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 	now := d.now()
 	m.Load = w.loadUpdate(&d.balance, time.Duration(d.limits.Load().LoadInterval), now)
 	m.Outliers = d.outliersFor(w)
-	if w.homes != d.homes.version {
-		m.Homes, w.homes = d.homes.update(&d.roster), d.homes.version
+	if at := d.homes.version + uint64(d.roster.last); w.homes != at { // a replica that joins may have a weight from before
+		m.Homes, w.homes = d.homes.update(&d.roster), at
 	}
 	quiet := len(all) == 1 && m.Incarnation == "" && m.Config == nil && m.Fleet == nil && m.Index == nil &&
 		m.Load == nil && m.Outliers == nil && m.Homes == nil && m.RoutesWanted == nil
