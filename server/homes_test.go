@@ -14,7 +14,8 @@ import (
 func unevenHomes() *warmpathv1.OutcomeReport {
 	r := new(warmpathv1.OutcomeReport)
 	for i, calls := range []uint32{100, 50, 150} {
-		r.Replicas = append(r.Replicas, &warmpathv1.ReplicaOutcomes{Replica: uint32(i + 1), Homes: calls, Spilled: calls / 20})
+		o := &warmpathv1.ReplicaOutcomes{Replica: uint32(i + 1), Homes: calls, Spilled: calls / 20}
+		r.Replicas = append(r.Replicas, o)
 	}
 	return r
 }
@@ -38,8 +39,8 @@ func (w *watcher) newHomes() map[uint32]float32 {
 	return nil
 }
 
-// Clients report calls by home; all watchers get the weights, those that come later too. All servers of a cluster have the
-// same weights.
+// Clients report calls by home. All watchers get the weights, those that come later too. All servers of a cluster have
+// the same weights.
 func TestHomesAreBalanced(t *testing.T) {
 	for _, servers := range []int{1, 3} {
 		c := newCluster(t, servers, clustered)

@@ -2332,7 +2332,8 @@ func (x *WatchReplicasResponse) GetHomes() *HomeUpdate {
 }
 
 // HomeUpdate has the weights of replicas in the rendezvous order: one of weight 2 is the home of twice as many keys as one
-// of weight 1. It replaces the one before. Until the first, and for replicas that are not named, the weight is 1.
+// of weight 1. It is in force until the next one, be that of another server. Before the first, and for replicas that are
+// not named, the weight is 1.
 type HomeUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Numbers of the replicas.
