@@ -15,6 +15,9 @@ import (
 // orderSeed is part of the contract between clients, as is the whole of Score.
 const orderSeed = 1337
 
+// below1 is the greatest float64 below 1.
+const below1 = 1 - 1./(1<<53)
+
 // A Scorer computes the scores of replicas for one key. It belongs to one goroutine.
 type Scorer struct {
 	buf []byte // the key, then an id
@@ -33,7 +36,7 @@ func (s *Scorer) Score(r *policy.Replica) uint64 {
 	score := xxh3.HashSeed(s.buf, orderSeed)
 	if live := r.State(); live != nil {
 		if w := math.Float64frombits(live.HomeWeight.Load()); w != 0 && w != 1 {
-			score = uint64(math.Pow((float64(score>>11)+0.5)/(1<<53), 1/w) * (1 << 64))
+			score = uint64(min(math.Pow((float64(score>>11)+0.5)/(1<<53), 1/w), below1) * (1 << 64))
 		}
 	}
 	return score
