@@ -7,9 +7,9 @@
 // until no two merge.
 //
 // Complexity. Linear in the text; a piece of n symbols costs n log n. The context is
-// looked at every 16 thousand symbols. The split patterns of GPT-2, cl100k (Llama 3),
-// Qwen 2 and o200k are scanned by hand, others by a regular expression, about five
-// times slower, in which the search for one match may take a second.
+// looked at every 16 thousand symbols. Pieces are matches of regular expressions. Those
+// of well-known encodings take time in proportion to the text; in others the search for
+// one match may take a second.
 //
 // Guarantees. An Encoder does not change: any number of goroutines may use it.
 // What it cannot do as the original does is refused when it is built, not done

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"unicode"
 	"unicode/utf8"
 	"weak"
 
@@ -61,7 +62,7 @@ func NewEncoder(c Config) *Encoder {
 	if len(late) > 0 {
 		e.late = newSpecials(late)
 	}
-	e.atLines = c.Rewrite == nil && e.late == nil && len(c.Splitters) == 1 && c.Splitters[0].scan != nil &&
+	e.atLines = c.Rewrite == nil && e.late == nil && len(c.Splitters) == 1 && IsWellKnown(c.Splitters[0].pattern) &&
 		!slices.ContainsFunc(raw, func(s Special) bool { return strings.Contains(s.Text, "\n") })
 	return e
 }
@@ -94,12 +95,12 @@ func (e *Encoder) Cut(text string, from int) int {
 	return end
 }
 
-// beginsPiece reports whether a line that begins at i begins a piece. In each pattern that is scanned by hand a line
-// end and a letter, number or sign behind it are parts of two pieces, whatever stands before and behind them.
+// beginsPiece reports whether a line that begins at i begins a piece: it begins with a letter, number or sign that is no
+// part of a special token, and the pattern is a well-known one. In some of these a slash follows a line end.
 func (e *Encoder) beginsPiece(text string, i int) bool {
-	c, n := at(text, i)
-	sign := c == 0 && n == 1 && text[i] > ' ' && text[i] != '/'
-	return (sign || c&(letter|number) != 0) && len(e.raw.byFirst[text[i]]) == 0
+	r, _ := utf8.DecodeRuneInString(text[i:])
+	sign := r > ' ' && r < utf8.RuneSelf && r != '/'
+	return (sign || unicode.IsLetter(r) || unicode.IsNumber(r)) && len(e.raw.byFirst[text[i]]) == 0
 }
 
 // Around returns what is put before and behind every text.
@@ -125,7 +126,7 @@ func (e *Encoder) Encode(ctx context.Context, dst []uint32, text string, from, t
 		if start = min(start, to); start > i {
 			behind := 0 // of the character that the last piece is cut by
 			if start == to && e.atLines {
-				_, behind = at(text, to)
+				_, behind = utf8.DecodeRuneInString(text[to:])
 			}
 			if err := w.between(text[i:start+behind], start-i, i == 0); err != nil {
 				return dst, err

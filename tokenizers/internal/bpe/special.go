@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 	"unicode"
-	"unicode/utf8"
 )
 
 // A Special is a token that stands in the text as it is, and is never merged.
@@ -67,15 +66,11 @@ func (s *specials) find(text string, from int) (t *Special, start, end int) {
 
 func (t *Special) eat(text string, from, i int) (start, end int) {
 	start, end = i, i+len(t.Text)
-	for t.EatLeft && start > from {
-		r, n := utf8.DecodeLastRuneInString(text[from:start])
-		if !unicode.IsSpace(r) {
-			break
-		}
-		start -= n
+	if t.EatLeft {
+		start = from + len(strings.TrimRightFunc(text[from:i], unicode.IsSpace))
 	}
 	if t.EatRight {
-		end = run(text, end, space)
+		end = len(text) - len(strings.TrimLeftFunc(text[end:], unicode.IsSpace))
 	}
 	return start, end
 }

@@ -100,7 +100,7 @@ func (b *builder) split(p part) error {
 	case p.Pattern.String != nil:
 		return unsupported("Split at a text")
 	case p.Behavior == "Isolated":
-	case p.Behavior == "Removed" && p.Invert && bpe.CoversAll(*p.Pattern.Regex):
+	case p.Behavior == "Removed" && p.Invert && bpe.IsWellKnown(*p.Pattern.Regex):
 		// What does not match is left out, and there is no such thing.
 	default:
 		return unsupported(fmt.Sprintf("Split with behavior %s, invert %t", p.Behavior, p.Invert))
@@ -132,7 +132,7 @@ func (b *builder) bytes(p part, alone bool) error {
 		}
 	}
 	if p.UseRegex == nil || *p.UseRegex {
-		b.splitters = append(b.splitters, bpe.GPT2())
+		return b.cutBy(bpe.GPT2)
 	}
 	return nil
 }

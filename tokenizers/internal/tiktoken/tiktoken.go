@@ -27,12 +27,6 @@ func init() {
 	dialect.RegisterTokenizer("tiktoken", func(name string) (dialect.Tokenizer, error) { return Open(name) })
 }
 
-const (
-	patternR50k   = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
-	patternCl100k = `(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s+\z|\s*[\r\n]+|\s+(?!\S)|\s+`
-	patternO200k  = `[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+`
-)
-
 type encoding struct {
 	name    string
 	load    func() *codec.Codec
@@ -41,11 +35,11 @@ type encoding struct {
 }
 
 var encodings = []encoding{
-	{"o200k_base", codec.NewO200kBase, patternO200k, 200_019},
-	{"cl100k_base", codec.NewCl100kBase, patternCl100k, 100_277},
-	{"p50k_base", codec.NewP50kBase, patternR50k, 50_281},
-	{"p50k_edit", codec.NewP50kEdit, patternR50k, 50_284},
-	{"r50k_base", codec.NewR50kBase, patternR50k, 50_257},
+	{"o200k_base", codec.NewO200kBase, bpe.O200k, 200_019},
+	{"cl100k_base", codec.NewCl100kBase, bpe.Cl100k, 100_277},
+	{"p50k_base", codec.NewP50kBase, bpe.GPT2, 50_281},
+	{"p50k_edit", codec.NewP50kEdit, bpe.GPT2, 50_284},
+	{"r50k_base", codec.NewR50kBase, bpe.GPT2, 50_257},
 }
 
 var opened bpe.InUse[string]
