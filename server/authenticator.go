@@ -21,6 +21,8 @@ import (
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
 // digest is a token's SHA-256: tokens themselves are not kept.
@@ -42,7 +44,7 @@ type authenticator struct {
 
 	// One goroutine at a time calls set and close, which use these.
 	files  []string // of tokens
-	tokens watches  // of files
+	tokens []*fleetfile.Watcher
 
 	// mu guards what follows. Only that of moved is taken under it.
 	mu         sync.Mutex
@@ -93,17 +95,33 @@ func (a *authenticator) set(c *Config) error {
 	if slices.Equal(paths, a.files) {
 		return nil // the watches go on
 	}
-	a.tokens.close()
-	a.files = paths
-	a.tokens = watchFiles(paths, func() {
-		if err := a.take(nil); err != nil {
-			a.log.Warn("warmpath: a file of tokens was not accepted, the last good ones stay", "error", err)
-		}
-	})
+	a.close()
+	a.files, a.tokens = paths, nil
+	for _, path := range paths {
+		first := true // that is before WatchFile returns
+		a.tokens = append(a.tokens, fleetfile.WatchFile(path, func([]byte, error) {
+			if !first {
+				a.readTokens()
+			}
+			first = false
+		}))
+	}
+	a.readTokens() // a file may have changed before it was watched
 	return nil
 }
 
-func (a *authenticator) close() { a.tokens.close() }
+// readTokens reads the tokens of the config in force again.
+func (a *authenticator) readTokens() {
+	if err := a.take(nil); err != nil {
+		a.log.Warn("warmpath: a file of tokens was not accepted, the last good ones stay", "error", err)
+	}
+}
+
+func (a *authenticator) close() {
+	for _, w := range a.tokens {
+		_ = w.Close()
+	}
+}
 
 // take reads the tokens of a config, nil = of the one in force, and puts it into force. On an error nothing changes.
 func (a *authenticator) take(c *Config) error {

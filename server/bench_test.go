@@ -98,7 +98,7 @@ func BenchmarkChoose(b *testing.B) {
 	c := parse(b, manyReplicas(16))
 	s, err := New(c, Options{Logger: discard})
 	require.NoError(b, err)
-	canned, err := routingService{Server: s}.ChooseReplica(b.Context(), &warmpathv1.ChooseReplicaRequest{})
+	canned, err := services{Server: s}.ChooseReplica(b.Context(), &warmpathv1.ChooseReplicaRequest{})
 	require.NoError(b, err)
 	s.grpc.RegisterService(echo(canned), nil)
 	f := serveFixture(b, s)
@@ -127,7 +127,7 @@ func BenchmarkChoose(b *testing.B) {
 	b.Run("handler", func(b *testing.B) {
 		b.ReportAllocs()
 		for i := range b.N {
-			if _, err := (routingService{Server: s}).ChooseReplica(context.Background(), requests[i%64]); err != nil {
+			if _, err := (services{Server: s}).ChooseReplica(context.Background(), requests[i%64]); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -208,7 +208,7 @@ func BenchmarkBroadcast(b *testing.B) {
 func BenchmarkExpire(b *testing.B) {
 	const held = 50_000
 	f := start(b, quiet)
-	service := routingService{Server: f.Server}
+	service := services{Server: f.Server}
 	for range held {
 		_, err := service.ChooseReplica(b.Context(), &warmpathv1.ChooseReplicaRequest{Mode: reserve})
 		require.NoError(b, err)

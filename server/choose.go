@@ -27,7 +27,7 @@ import (
 const defaultFallbacks = 2
 
 // ChooseReplica implements the service. It makes a span, with the decision on it.
-func (s routingService) ChooseReplica(ctx context.Context,
+func (s services) ChooseReplica(ctx context.Context,
 	r *warmpathv1.ChooseReplicaRequest) (*warmpathv1.ChooseReplicaResponse, error) {
 	ctx, end := s.span(ctx, r.GetTraceparent())
 	a, err := s.choose(ctx, r)

@@ -43,7 +43,7 @@ func (m membership) newPeers(deployment string, log *slog.Logger, now time.Time)
 	return &peers{
 		bus: m.bus, log: log, origin: m.origin, epoch: m.epoch, settles: now.Add(2 * joinTime),
 		subject: "warmpath.v1." + base64.RawURLEncoding.EncodeToString([]byte(deployment)),
-		known:   make(map[string]*peerServer), total: make(map[string]replicaLoad), cached: make(map[string]int64),
+		known:   make(map[string]*peerServer), total: make(map[string]peerLine),
 		named: make(map[uint32]bool), lines: make(map[uint32]peerLine), moved: true,
 	}
 }
@@ -124,7 +124,7 @@ func (d *deployment) publish(leased leasedLoad, now time.Time) {
 	for _, m := range d.roster.order {
 		own := leased.own(m, view.ByID(m.ID))
 		line := peerLine{own, max(leased.all[m.number].tokens-own.tokens, 0)}
-		line.add(m.reported, 1)
+		line.replicaLoad.add(m.reported, 1)
 		lines[m.number] = line
 	}
 	var changes []*warmpathv1.PeerUpdate

@@ -233,7 +233,7 @@ func (d *Deployment) validate() error {
 		}
 	}
 	return cmp.Or(
-		replicaTLS{d.ReplicaTLS}.validate(), checkLoadPoll(d.LoadPoll),
+		d.ReplicaTLS.validateForReplicas(), checkLoadPoll(d.LoadPoll),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)
 }
@@ -304,11 +304,11 @@ func onLoopback(address string) (bool, error) {
 
 // CheckFiles reads the files that the config names: certificates and tokens. The error names the field.
 func (c *Config) CheckFiles() error {
-	if _, err := c.TLS.load(); err != nil {
+	if _, err := c.TLS.load("tls"); err != nil {
 		return err
 	}
 	for name, d := range c.Deployments {
-		if _, err := (replicaTLS{d.ReplicaTLS}).load(); err != nil {
+		if _, err := d.ReplicaTLS.load("replica_tls"); err != nil {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
 	}

@@ -96,7 +96,7 @@ type change struct {
 func (d *deployment) prepare(c Deployment) (x *change, err error) {
 	x = &change{deployment: d, config: c, secures: !reflect.DeepEqual(c.ReplicaTLS, d.sources.config.ReplicaTLS)}
 	if x.service, err = serviceConfig(c.Config); err == nil && x.secures {
-		x.certs, err = openCertificates(replicaTLS{c.ReplicaTLS}, d.log)
+		x.certs, err = openCertificates(c.ReplicaTLS, "replica_tls", d.log)
 	}
 	if err == nil && !d.hosted.Load().suits(c.Config) {
 		x.router, err = newRouter(c.Config, d.log, d.now)
@@ -110,7 +110,6 @@ func (d *deployment) prepare(c Deployment) (x *change, err error) {
 
 // discard closes what a change that is not applied has opened.
 func (x *change) discard() {
-	x.certs.close()
 	if x.router != nil {
 		_ = x.router.Close()
 	}

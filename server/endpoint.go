@@ -3,47 +3,43 @@ package server
 import (
 	"context"
 	"net"
+	"net/http"
 	"sync"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
-	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 func init() {
-	endpoint.Of = func(s any) endpoint.Host { return endpointHost{routingService{Server: s.(*Server)}} }
+	endpoint.Of = func(s any) endpoint.Host { return frontend{services{Server: s.(*Server)}} }
 }
 
-// endpointHost is the server for front ends that this module does not link.
-type endpointHost struct{ routingService }
+// frontend is the server as its page sees it, and the front ends that this module does not link.
+type frontend struct{ services }
 
 // ServerOptions implements [endpoint.Host].
-func (h endpointHost) ServerOptions() []grpc.ServerOption { return h.options() }
+func (h frontend) ServerOptions() []grpc.ServerOption { return h.options() }
 
 // Bounded implements [endpoint.Host].
-func (h endpointHost) Bounded(lis net.Listener) net.Listener {
+func (h frontend) Bounded(lis net.Listener) net.Listener {
 	return newBoundedListener(lis, h.first.MaxConnections, h.log)
 }
 
 // Health implements [endpoint.Host].
-func (h endpointHost) Health(names map[string]string) healthpb.HealthServer {
+func (h frontend) Health(names map[string]string) healthpb.HealthServer {
 	return &healthService{Server: h.Server, names: names}
 }
 
 // Services implements [endpoint.Host].
-func (h endpointHost) Services() grpc.ServiceRegistrar { return h.grpc }
-
-// GetStatus implements [endpoint.Host].
-func (h endpointHost) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse,
-	error) {
-	return statusService{Server: h.Server}.GetStatus(ctx, r)
-}
+func (h frontend) Services() grpc.ServiceRegistrar { return h.grpc }
 
 // Unseen implements [endpoint.Host].
-func (h endpointHost) Unseen(reservation string) {
+func (h frontend) Unseen(reservation string) {
 	if d := (*h.deployments.Load())[deploymentOf(reservation)]; d != nil {
 		d.picks.leases.counts(reservation, h.now())
 	}
@@ -56,10 +52,19 @@ var unnamed = sync.OnceValue(func() endpoint.Reading {
 })
 
 // Reading implements [endpoint.Host].
-func (h endpointHost) Reading(ctx context.Context, deployment string) endpoint.Reading {
+func (h frontend) Reading(ctx context.Context, deployment string) endpoint.Reading {
 	d, err := h.named(h.principalOf(ctx), deployment)
 	if err != nil {
 		return unnamed()
 	}
 	return d.hosted.Load().reading
+}
+
+// Admitted implements [page.Host].
+func (h frontend) Admitted(r *http.Request) error {
+	p, err := h.authenticator.identify(r.Header.Values("Authorization"), verified(r.TLS))
+	if err == nil && p != h.principalOf(r.Context()) {
+		err = status.Error(codes.Unauthenticated, "the config has another principal for this token or certificate now")
+	}
+	return err
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -10,6 +11,8 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/internal/httpendpoint"
+	"github.com/warmpath/warmpath/internal/page"
+	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // maxHeaderBytes bounds the head of a request, as for gRPC.
@@ -40,7 +43,7 @@ func (s *Server) openHTTP(c *Config) error {
 	if c.HTTP.Listen == "" {
 		return nil
 	}
-	h, err := httpendpoint.NewHandler(c.HTTP, routingService{Server: s}, s.serving)
+	h, err := httpendpoint.NewHandler(c.HTTP, services{Server: s}, s.serving)
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
@@ -91,4 +94,43 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 		return nil
 	}
 	return err
+}
+
+// openPage makes the page, and returns its handler behind the principals.
+func (s *Server) openPage(c *Config) (http.Handler, error) {
+	sessions, err := requestkey.NewSessionKeys(httpendpoint.HeaderSession)
+	if err != nil {
+		return nil, err
+	}
+	s.page = page.New(frontend{services{Server: s}}, page.Options{
+		Sessions: sessions, MaxBody: c.HTTP.MaxBodyBytes, Done: s.draining,
+	})
+	return tokenAsPassword(s.authenticator.http(s.page, page.Deny)), nil
+}
+
+// tokenAsPassword lets browsers send a token, as the password of any name. Only the page accepts it, since browsers add
+// it to requests that other sites make.
+func tokenAsPassword(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if _, token, ok := r.BasicAuth(); ok && len(r.Header.Values("Authorization")) == 1 {
+			r = r.Clone(r.Context())
+			r.Header.Set("Authorization", "Bearer "+token)
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// recordPage keeps what the page's charts show until the function that it returns has returned.
+func (s *Server) recordPage() (end func()) {
+	ctx := context.WithValue(context.Background(), principalKey{}, s.authenticator.unrestricted)
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		s.page.Record(ctx)
+	}()
+	return func() {
+		cancel()
+		<-ended
+	}
 }

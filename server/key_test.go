@@ -89,7 +89,7 @@ deployments:
 			return
 		}
 		r.WaitMs = 0
-		a, err := routingService{Server: s}.ChooseReplica(t.Context(), &r)
+		a, err := services{Server: s}.ChooseReplica(t.Context(), &r)
 		if err != nil {
 			require.NotContains(t, []codes.Code{codes.OK, codes.Unknown, codes.Internal}, status.Code(err), "%v", err)
 			return

@@ -218,11 +218,8 @@ func (l *leases) addTo(x *lease, replica uint32, load replicaLoad, sign int64) {
 	}
 	for _, sum := range sums {
 		now := sum[replica]
-		if now.add(load, sign); now.ongoing == 0 {
-			delete(sum, replica)
-		} else {
-			sum[replica] = now
-		}
+		now.add(load, sign)
+		put(sum, replica, now)
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 const maxLives = 10_000
 
 // ReportLife implements the service.
-func (s routingService) ReportLife(ctx context.Context,
+func (s services) ReportLife(ctx context.Context,
 	r *warmpathv1.ReportLifeRequest) (*warmpathv1.ReportLifeResponse, error) {
 	if len(r.GetLives()) > maxLives {
 		return nil, invalid("lives: more than %d", maxLives)

@@ -57,6 +57,14 @@ func (b *replicaLoad) add(o replicaLoad, sign int64) {
 	b.tokens += sign * o.tokens
 }
 
+// put enters a value, of which zero is no entry.
+func put[K, V comparable](m map[K]V, k K, v V) {
+	var zero V
+	if m[k] = v; v == zero {
+		delete(m, k)
+	}
+}
+
 // shown returns the load as messages have it.
 func (b replicaLoad) shown() (ongoing uint32, tokens uint64) {
 	return uint32(min(max(b.ongoing, 0), math.MaxUint32)), uint64(max(b.tokens, 0))
@@ -129,16 +137,13 @@ func (l *ledger) take(c *client, r *warmpathv1.ReservationReport, now time.Time)
 }
 
 func (l *ledger) enter(c *client, number uint32, now replicaLoad) {
-	m := l.roster.numbered(number)
-	if m != nil {
+	if m := l.roster.numbered(number); m != nil {
 		m.reported.add(c.lines[number], -1)
 		m.reported.add(now, 1)
-	}
-	if m == nil || now == (replicaLoad{}) {
-		delete(c.lines, number)
 	} else {
-		c.lines[number] = now
+		now = replicaLoad{}
 	}
+	put(c.lines, number, now)
 }
 
 func (l *ledger) clear(c *client) {
@@ -251,7 +256,7 @@ func (b *balance) tick(rt *router.Router, leased leasedLoad, now time.Time) {
 		total, fresh := b.totalOf(m, leased.own(m, rep), now)
 		b.show(m, exactView, total)
 		whole := leased.all[m.number]
-		whole.tokens += b.peers.cached[m.ID]
+		whole.tokens += b.peers.total[m.ID].cached
 		hidden, _ := b.totalOf(m, whole, now)
 		b.show(m, uncachedView, hidden)
 		unsettled := b.unsettled(m, now)
@@ -264,7 +269,7 @@ func (b *balance) tick(rt *router.Router, leased leasedLoad, now time.Time) {
 		}
 		total.add(own, -1)
 		if l, ok := damped[m.ID]; ok {
-			total.add(b.peers.total[m.ID], -1)
+			total.add(b.peers.total[m.ID].replicaLoad, -1)
 			total.add(replicaLoad{int64(l.Ongoing), l.QueuedTokens}, 1)
 		}
 		known.add(total, 1)
@@ -308,7 +313,7 @@ func (b *balance) show(m *member, view int, load replicaLoad) {
 func (b *balance) totalOf(m *member, own replicaLoad, now time.Time) (total replicaLoad, fresh bool) {
 	total = own
 	total.add(m.reported, 1)
-	total.add(b.peers.total[m.ID], 1)
+	total.add(b.peers.total[m.ID].replicaLoad, 1)
 	load := b.sources.loadOf(m)
 	if load.at.IsZero() {
 		return total, true

@@ -40,8 +40,7 @@ type peers struct {
 	settles time.Time // KV events are followed from then on
 
 	known   map[string]*peerServer // by epoch
-	total   map[string]replicaLoad // of all peers, by id of the replica
-	cached  map[string]int64       // of total, the prompt tokens that its tokens leave out since they are cached
+	total   map[string]peerLine    // of all peers, by id of the replica
 	damping routerload.Damping
 	moved   bool // the followers changed since the last interval
 
@@ -60,10 +59,15 @@ type peers struct {
 	sentBytes, receivedBytes, gaps uint64
 }
 
-// A peerLine is the load that one server has first hand on a replica.
+// A peerLine is the load that servers have first hand on a replica.
 type peerLine struct {
 	replicaLoad
-	cached int64 // prompt tokens of its picks that the load leaves out since they are cached
+	cached int64 // prompt tokens of their picks that the load leaves out since they are cached
+}
+
+func (l *peerLine) add(o peerLine, sign int64) {
+	l.replicaLoad.add(o.replicaLoad, sign)
+	l.cached += sign * o.cached
 }
 
 // A peerServer is another server.
@@ -172,19 +176,11 @@ func (p *peers) enter(x *peerServer, u *warmpathv1.PeerUpdate) {
 }
 
 func (p *peers) set(x *peerServer, id string, now peerLine) {
-	sum, before := p.total[id], x.lines[id]
-	sum.add(before.replicaLoad, -1)
-	sum.add(now.replicaLoad, 1)
-	p.total[id] = sum
-	p.cached[id] += now.cached - before.cached
-	x.lines[id] = now
-	if now == (peerLine{}) {
-		delete(x.lines, id)
-	}
-	if sum == (replicaLoad{}) && p.cached[id] == 0 {
-		delete(p.total, id)
-		delete(p.cached, id)
-	}
+	sum := p.total[id]
+	sum.add(x.lines[id], -1)
+	sum.add(now, 1)
+	put(p.total, id, sum)
+	put(x.lines, id, now)
 }
 
 // clear takes a peer's load back.

@@ -87,7 +87,7 @@ func TestPermissions(t *testing.T) {
 		_, err := f.pb.ChooseReplica(metadata.NewOutgoingContext(soon(t), md), &warmpathv1.ChooseReplicaRequest{})
 		require.Equal(t, codes.Unauthenticated, status.Code(err), "%q", values)
 	}
-	_, err := routingService{Server: f.Server}.ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
+	_, err := services{Server: f.Server}.ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "a front end that does not authenticate has no permissions")
 }
 

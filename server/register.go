@@ -29,7 +29,7 @@ const (
 )
 
 // Register implements the service.
-func (s routingService) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse,
+func (s services) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (*warmpathv1.RegisterResponse,
 	error) {
 	p := s.principalOf(ctx)
 	d, err := s.named(p, r.GetDeployment())

@@ -136,14 +136,14 @@ func TestTheLogHasReplicasThatComeAndGo(t *testing.T) {
 	d := (*s.deployments.Load())["chat"]
 	for i := range 20 {
 		for _, id := range []string{"a", "b"} {
-			_, err := routingService{Server: s}.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: id, Address: id + ":1", Stats: map[string]float64{"waiting": float64(i)}}})
+			_, err := services{Server: s}.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: id, Address: id + ":1", Stats: map[string]float64{"waiting": float64(i)}}})
 			require.NoError(t, err)
 		}
 		d.tick(now.now())
 		now.advance(time.Second)
 	}
 	require.Equal(t, 2, strings.Count(text.String(), "the fleet changed"), "%s", &text)
-	_, err = routingService{Server: s}.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "a:1"}, Leaving: true})
+	_, err = services{Server: s}.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "a:1"}, Leaving: true})
 	require.NoError(t, err)
 	require.Equal(t, 3, strings.Count(text.String(), "the fleet changed"), "%s", &text)
 }

@@ -103,7 +103,7 @@ func TestReloadFailsNoPick(t *testing.T) {
 	for range 2 {
 		go func() {
 			for !isClosed(stop) {
-				if _, err := (routingService{Server: f.Server}).ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Mode: query}); err != nil {
+				if _, err := (services{Server: f.Server}).ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Mode: query}); err != nil {
 					ended <- err
 					return
 				}

@@ -2,9 +2,6 @@ package server
 
 import (
 	"context"
-	"crypto/tls"
-	"errors"
-	"fmt"
 	"net"
 	"sync"
 	"time"
@@ -14,33 +11,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 )
-
-// replicaTLS is the TLS of the server's own connections to a deployment's replicas. The name in a replica's certificate
-// is its server_name, or else its address.
-type replicaTLS struct{ *TLS }
-
-func (c replicaTLS) validate() error {
-	switch {
-	case c.TLS == nil:
-		return nil
-	case (c.Cert == "") != (c.Key == ""):
-		return errors.New("replica_tls.cert: it needs a key, and a key needs it")
-	case c.ClientCerts != "":
-		return errors.New("replica_tls.client_certs: only in tls")
-	}
-	return nil
-}
-
-func (c replicaTLS) load() (*tls.Config, error) {
-	if c.TLS == nil {
-		return nil, nil
-	}
-	pair, replicas, err := c.read()
-	if err != nil {
-		return nil, fmt.Errorf("replica_tls.%w", err)
-	}
-	return &tls.Config{MinVersion: tls.VersionTLS12, Certificates: pair, RootCAs: replicas}, nil
-}
 
 // replicaConns are the server's own connections to a deployment's replicas: for health checks, load and KV events.
 type replicaConns struct {
@@ -54,13 +24,11 @@ type replicaConns struct {
 // secure puts other certificates into force, nil = plaintext, and closes the connections made with those before.
 func (c *replicaConns) secure(certs *certificates) {
 	c.mu.Lock()
-	before := c.certs
+	defer c.mu.Unlock()
 	c.certs = certs
 	for id := range c.open {
 		c.drop(id)
 	}
-	c.mu.Unlock()
-	before.close()
 }
 
 // drop closes a connection. Called with mu held.
@@ -106,16 +74,13 @@ func (c *replicaConns) connect(ctx context.Context, id string) (grpc.ClientConnI
 	return conn, ctx.Err()
 }
 
-func (c *replicaConns) close() {
-	c.setFleet(nil)
-	c.secure(nil)
-}
+func (c *replicaConns) close() { c.setFleet(nil) }
 
 // dialReplica returns the server's own connection to a replica. gRPC reconnects it every few seconds.
 func dialReplica(m described, certs *certificates) (*grpc.ClientConn, error) {
 	secure := insecure.NewCredentials()
 	if certs != nil {
-		secure = &rotating{credentials.NewTLS(certs.now.Load()), certs}
+		secure = &rotating{credentials.NewTLS(certs.now()), certs}
 	}
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(secure),
@@ -142,7 +107,7 @@ type rotating struct {
 func (r *rotating) ClientHandshake(
 	ctx context.Context, authority string, raw net.Conn,
 ) (net.Conn, credentials.AuthInfo, error) {
-	return credentials.NewTLS(r.certs.now.Load()).ClientHandshake(ctx, authority, raw)
+	return credentials.NewTLS(r.certs.now()).ClientHandshake(ctx, authority, raw)
 }
 
 // Clone implements [credentials.TransportCredentials].

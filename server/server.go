@@ -68,9 +68,11 @@ type Server struct {
 	closed bool
 }
 
-// routingService is the service for clients and replicas.
-type routingService struct {
+// services are the server's own gRPC services.
+type services struct {
 	warmpathv1.UnimplementedRoutingServiceServer
+	warmpathv1.UnimplementedStatusServiceServer
+	warmpathv1.UnimplementedStoreServiceServer
 	*Server
 }
 
@@ -96,17 +98,16 @@ func New(c *Config, o Options) (*Server, error) {
 	}
 	s.drain = sync.OnceFunc(func() { close(s.draining) })
 	s.deployments.Store(&map[string]*deployment{})
-	if s.certs, err = openCertificates(c.TLS, o.Logger); err != nil {
+	if s.certs, err = openCertificates(c.TLS, "tls", o.Logger); err != nil {
 		return nil, err
 	}
 	if s.membership, err = joinCluster(c, s.incarnation, o.Logger); err != nil {
-		s.certs.close()
 		return nil, err
 	}
 	s.grpc = grpc.NewServer(s.options()...)
-	warmpathv1.RegisterRoutingServiceServer(s.grpc, routingService{Server: s})
-	warmpathv1.RegisterStatusServiceServer(s.grpc, statusService{Server: s})
-	warmpathv1.RegisterStoreServiceServer(s.grpc, storeService{Server: s})
+	warmpathv1.RegisterRoutingServiceServer(s.grpc, services{Server: s})
+	warmpathv1.RegisterStatusServiceServer(s.grpc, services{Server: s})
+	warmpathv1.RegisterStoreServiceServer(s.grpc, services{Server: s})
 	healthpb.RegisterHealthServer(s.grpc, &healthService{Server: s})
 	reflection.Register(s.grpc)
 	channelz.RegisterChannelzServiceToServer(s.grpc)
@@ -240,7 +241,6 @@ func (s *Server) Close() {
 		s.membership.bus.Close()
 	}
 	s.authenticator.close()
-	s.certs.close()
 	if s.http != nil {
 		_ = s.http.Close()
 	}

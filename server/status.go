@@ -23,14 +23,8 @@ const (
 	stateDisconnected = "disconnected"
 )
 
-// statusService reports the state of the deployments.
-type statusService struct {
-	warmpathv1.UnimplementedStatusServiceServer
-	*Server
-}
-
 // GetStatus implements the service. It reports the deployments that the principal may use.
-func (s statusService) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse,
+func (s services) GetStatus(ctx context.Context, r *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse,
 	error) {
 	up := max(s.now().Sub(s.began), 0)
 	a := &warmpathv1.GetStatusResponse{Incarnation: s.incarnation, UptimeMs: uint64(up.Milliseconds())}

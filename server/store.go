@@ -13,14 +13,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// storeService is the store for policies that run elsewhere.
-type storeService struct {
-	warmpathv1.UnimplementedStoreServiceServer
-	*Server
-}
-
-// Get implements the service.
-func (s storeService) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmpathv1.GetResponse, error) {
+// Get implements the store for policies that run elsewhere.
+func (s services) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmpathv1.GetResponse, error) {
 	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err
@@ -30,7 +24,7 @@ func (s storeService) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmp
 }
 
 // Set implements the service.
-func (s storeService) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmpathv1.SetResponse, error) {
+func (s services) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmpathv1.SetResponse, error) {
 	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err
@@ -43,7 +37,7 @@ func (s storeService) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmp
 }
 
 // CompareAndSet implements the service.
-func (s storeService) CompareAndSet(
+func (s services) CompareAndSet(
 	ctx context.Context, r *warmpathv1.CompareAndSetRequest,
 ) (*warmpathv1.CompareAndSetResponse, error) {
 	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
@@ -59,7 +53,7 @@ func (s storeService) CompareAndSet(
 }
 
 // Delete implements the service.
-func (s storeService) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (*warmpathv1.DeleteResponse, error) {
+func (s services) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (*warmpathv1.DeleteResponse, error) {
 	d, err := s.named(s.principalOf(ctx), r.GetDeployment())
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ type chooseStream = grpc.BidiStreamingServer[warmpathv1.ChooseReplicasRequest, w
 
 // ChooseReplicas implements the service. A request that need not wait is answered before the next one is read: a
 // client that does not read answers is stopped by flow control.
-func (s routingService) ChooseReplicas(stream chooseStream) error {
+func (s services) ChooseReplicas(stream chooseStream) error {
 	ctx, cancel := context.WithCancel(stream.Context())
 	a := answers{stream: stream}
 	a.waiting.SetLimit(maxWaiting)
@@ -39,7 +39,7 @@ func (s routingService) ChooseReplicas(stream chooseStream) error {
 }
 
 // answerAll answers until the client ends its half of the stream.
-func (s routingService) answerAll(ctx context.Context, a *answers) error {
+func (s services) answerAll(ctx context.Context, a *answers) error {
 	p := s.principalOf(ctx)
 	for {
 		r, err := a.stream.Recv()
@@ -79,7 +79,7 @@ func (s routingService) answerAll(ctx context.Context, a *answers) error {
 }
 
 // answered is the answer to one request, or its failure.
-func (s routingService) answered(
+func (s services) answered(
 	ctx context.Context, r *warmpathv1.ChooseReplicaRequest,
 ) *warmpathv1.ChooseReplicasResponse {
 	var a *warmpathv1.ChooseReplicaResponse

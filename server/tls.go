@@ -1,16 +1,15 @@
 package server
 
 import (
-	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync"
 	"sync/atomic"
+	"time"
 
-	"github.com/warmpath/warmpath/internal/fleetfile"
+	"golang.org/x/time/rate"
+
 	"github.com/warmpath/warmpath/internal/pemfile"
 )
 
@@ -51,133 +50,92 @@ func (c *TLS) validate() error {
 	return nil
 }
 
-func (c *TLS) load() (*tls.Config, error) {
+// validateForReplicas checks a replica_tls. The error names the field.
+func (c *TLS) validateForReplicas() error {
+	switch {
+	case c == nil:
+		return nil
+	case (c.Cert == "") != (c.Key == ""):
+		return errors.New("replica_tls.cert: it needs a key, and a key needs it")
+	case c.ClientCerts != "":
+		return errors.New("replica_tls.client_certs: only in tls")
+	}
+	return nil
+}
+
+// load reads the files, for either side of a connection; nil = there are none. The error names the field, which is in
+// the one given.
+func (c *TLS) load(in string) (*tls.Config, error) {
 	if c == nil {
 		return nil, nil
 	}
-	pair, clients, err := c.read()
-	if err != nil {
-		return nil, fmt.Errorf("tls.%w", err)
-	}
 	// No tickets: a resumed session would keep a certificate whose authority is no longer trusted.
-	t := &tls.Config{
-		MinVersion: tls.VersionTLS12, Certificates: pair, ClientCAs: clients, SessionTicketsDisabled: true,
+	t := &tls.Config{MinVersion: tls.VersionTLS12, SessionTicketsDisabled: true}
+	if c.Cert != "" {
+		own, err := tls.LoadX509KeyPair(c.Cert, c.Key)
+		if err != nil {
+			return nil, fmt.Errorf("%s.cert, key: %w", in, err)
+		}
+		t.Certificates = []tls.Certificate{own}
 	}
-	switch {
-	case clients == nil:
-	case c.ClientCerts == certsOptional:
+	if c.CA == "" {
+		return t, nil
+	}
+	authorities, err := pemfile.Authorities(c.CA)
+	if err != nil {
+		return nil, fmt.Errorf("%s.ca: %w", in, err)
+	}
+	t.RootCAs, t.ClientCAs, t.ClientAuth = authorities, authorities, tls.RequireAndVerifyClientCert
+	if c.ClientCerts == certsOptional {
 		t.ClientAuth = tls.VerifyClientCertIfGiven
-	default:
-		t.ClientAuth = tls.RequireAndVerifyClientCert
 	}
 	return t, nil
 }
 
-// read reads the pair and the authorities, where there are any. The error names the field.
-func (c *TLS) read() (pair []tls.Certificate, authorities *x509.CertPool, err error) {
-	if c.Cert != "" {
-		own, err := tls.LoadX509KeyPair(c.Cert, c.Key)
-		if err != nil {
-			return nil, nil, fmt.Errorf("cert, key: %w", err)
-		}
-		pair = append(pair, own)
-	}
-	if c.CA != "" {
-		if authorities, err = pemfile.Authorities(c.CA); err != nil {
-			return nil, nil, fmt.Errorf("ca: %w", err)
-		}
-	}
-	return pair, authorities, nil
-}
-
-// A certSource is the config of certificates.
-type certSource interface {
-	paths() []string // "" = none
-	// load reads the files; nil = there is no config of certificates. An error names the field.
-	load() (*tls.Config, error)
-}
-
-func (c *TLS) paths() []string { return []string{c.Cert, c.Key, c.CA} }
-
-// watches are those of some files.
-type watches []*fleetfile.Watcher
-
-// watchFiles calls changed once all of these files, "" = none, are watched, and after each change of one of them, one
-// call at a time.
-func watchFiles(paths []string, changed func()) (all watches) {
-	var mu sync.Mutex // guards watched; held in changed: the last one counts
-	watched := false
-	for _, path := range paths {
-		if path != "" {
-			all = append(all, fleetfile.WatchFile(path, func([]byte, error) {
-				mu.Lock()
-				defer mu.Unlock()
-				if watched {
-					changed()
-				}
-			}))
-		}
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if watched = true; len(all) > 0 {
-		changed()
-	}
-	return all
-}
-
-func (w watches) close() {
-	for _, f := range w {
-		_ = f.Close()
-	}
-}
-
-// certificates are those of a source's files, kept up to date.
+// certificates are those of some files, which each handshake reads: they may be renewed. The last good ones stay where
+// the files do not fit: a key changes before or after its certificate.
 type certificates struct {
-	from  certSource
-	now   atomic.Pointer[tls.Config]
-	files watches
+	read   func() (*tls.Config, error)
+	good   atomic.Pointer[tls.Config]
+	log    *slog.Logger
+	broken rate.Sometimes // when files that do not fit are logged
 }
 
-// openCertificates reads the files and follows them until close; nil = there are none. The last good ones stay where the
-// files do not fit: a key changes before or after its certificate.
-func openCertificates(from certSource, log *slog.Logger) (*certificates, error) {
-	first, err := from.load()
+// openCertificates reads the files of a config; nil = it has none.
+func openCertificates(c *TLS, in string, log *slog.Logger) (*certificates, error) {
+	first, err := c.load(in)
 	if first == nil || err != nil {
 		return nil, err
 	}
-	k := &certificates{from: from}
-	k.now.Store(first)
-	level := slog.LevelDebug // of the reading at the start
-	k.files = watchFiles(from.paths(), func() {
-		now := level
-		level = slog.LevelInfo
-		t, err := from.load()
-		if err != nil {
-			log.Warn("warmpath: the certificates were not accepted, the last good ones stay", "error", err)
-			return
-		}
-		k.now.Store(t)
-		log.Log(context.Background(), now, "warmpath: the certificates are in force", "files", from.paths())
-	})
+	k := &certificates{
+		read: func() (*tls.Config, error) { return c.load(in) }, log: log,
+		broken: rate.Sometimes{First: 1, Interval: 10 * time.Second},
+	}
+	k.good.Store(first)
 	return k, nil
 }
 
-// config is for a listener with these protocols: each handshake uses the certificates in force.
+// now returns those in force.
+func (k *certificates) now() *tls.Config {
+	t, err := k.read()
+	if err != nil {
+		k.broken.Do(func() {
+			k.log.Warn("warmpath: the certificates were not accepted, the last good ones stay", "error", err)
+		})
+		return k.good.Load()
+	}
+	k.good.Store(t)
+	return t
+}
+
+// config is for a listener with these protocols.
 func (k *certificates) config(protocols ...string) *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS12, NextProtos: protocols,
 		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-			c := k.now.Load().Clone()
+			c := k.now().Clone()
 			c.NextProtos = protocols
 			return c, nil
 		},
-	}
-}
-
-// close ends the watches; nil = there is none.
-func (k *certificates) close() {
-	if k != nil {
-		k.files.close()
 	}
 }

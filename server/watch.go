@@ -27,7 +27,7 @@ const maxClientID = 64
 type watchStream = grpc.BidiStreamingServer[warmpathv1.WatchReplicasRequest, warmpathv1.WatchReplicasResponse]
 
 // WatchReplicas implements the service.
-func (s routingService) WatchReplicas(stream watchStream) error {
+func (s services) WatchReplicas(stream watchStream) error {
 	first, err := stream.Recv()
 	if err != nil {
 		return err

@@ -19,7 +19,6 @@ import (
 func newChoose() *cobra.Command {
 	var (
 		server, prompt string
-		curl           string
 		timeout        time.Duration
 		json           bool
 		dial           dialFlags
@@ -32,9 +31,6 @@ func newChoose() *cobra.Command {
 		RunE: func(c *cobra.Command, _ []string) error {
 			if prompt != "" {
 				key.Prompt = &warmpathv1.RequestKey_Text{Text: prompt}
-			}
-			if curl != "" {
-				return printCurl(c.OutOrStdout(), curl, &dial, &ask)
 			}
 			if err := first(required(c, "server"), positive("timeout", timeout.Seconds())); err != nil {
 				return err
@@ -66,8 +62,6 @@ func newChoose() *cobra.Command {
 	f.StringVar(&key.Adapter, "adapter", "", "`name` of the LoRA adapter")
 	f.StringVar(&key.CacheSalt, "cache-salt", "", "`salt` of the prefix cache")
 	f.StringSliceVar(&ask.Excluded, "exclude", nil, "`ids` of replicas that must not be picked")
-	f.StringVar(&curl, "curl", "",
-		"do not ask, but print the curl command that asks the same at the `address` of an HTTP endpoint")
 	f.BoolVar(&json, "json", false, "print the answer as one JSON object")
 	return c
 }
