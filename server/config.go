@@ -69,6 +69,8 @@ type Deployment struct {
 	// after NOT_SERVING, or after two checks in a row without an answer within a second. Where no replica serves, all
 	// stay in use: then the fault is rather in the check.
 	HealthCheck policy.Duration `json:"health_check,omitempty"`
+	// LoadPages are the pages of load_poll for replicas whose page is elsewhere, by id; HOST and PORT as in load_poll.
+	LoadPages map[string]string `json:"load_pages,omitempty"`
 	// ReplicaTLS is for the server's own connections to replicas: health checks, load (GetLoads), KV events; none =
 	// plaintext.
 	ReplicaTLS *TLS `json:"replica_tls,omitempty"`
@@ -233,7 +235,7 @@ func (d *Deployment) validate() error {
 		}
 	}
 	return cmp.Or(
-		d.ReplicaTLS.validateForReplicas(), checkLoadPoll(d.LoadPoll),
+		d.ReplicaTLS.validateForReplicas(), d.checkLoadPoll(),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)
 }

@@ -307,7 +307,7 @@ func (d *deployment) start(interval time.Duration, c Deployment) {
 	d.tasks.set("load_interval", interval, func(ctx context.Context) { d.beat(ctx, interval) })
 	d.tasks.set("target", c.Target, func(ctx context.Context) { d.follow(ctx, c.Target) })
 	d.tasks.set("health_check", c.HealthCheck, func(ctx context.Context) { d.checkHealth(ctx, time.Duration(c.HealthCheck)) })
-	d.tasks.set("load_poll", c.LoadPoll, func(ctx context.Context) { d.pollLoad(ctx, c.LoadPoll) })
+	d.tasks.set("load_poll", []any{c.LoadPoll, c.LoadPages}, func(ctx context.Context) { d.pollLoad(ctx, &c) })
 }
 
 func (d *deployment) beat(ctx context.Context, every time.Duration) {

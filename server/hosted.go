@@ -105,7 +105,7 @@ func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*router
 	if tokens == nil {
 		return router.FromConfig(&c, func(o *router.Options) { o.Now = now })
 	}
-	t, err := tokenize.Open(*tokens, tokenize.Options{Logger: log})
+	t, err := tokenize.Open(*tokens, tokenize.Options{Timeout: time.Duration(c.PrepareTimeout), Logger: log})
 	if err != nil {
 		return nil, err
 	}
@@ -118,7 +118,7 @@ func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*router
 
 // serviceConfig is the config for a channel, without the sources of KV events and load: only the server asks replicas.
 func serviceConfig(c policy.Config) (string, error) {
-	c.KVEvents, c.KVEventsReplay, c.LoadPoll = "", "", nil
+	c.KVEvents, c.KVEventsReplay, c.LoadPoll = "", "", ""
 	type choice map[string]any
 	raw, err := json.Marshal(map[string]any{"loadBalancingConfig": []choice{{"warmpath": c}, {"round_robin": choice{}}}})
 	return string(raw), err
@@ -254,7 +254,7 @@ func announce(log *slog.Logger, dc *Deployment, notServing string) {
 		has  bool
 	}{
 		{"target", dc.Target != ""}, {"register", dc.Register}, {"health_check", dc.HealthCheck != 0},
-		{"load_poll", dc.LoadPoll != nil}, {"replica_tls", dc.ReplicaTLS != nil},
+		{"load_poll", dc.LoadPoll != ""}, {"replica_tls", dc.ReplicaTLS != nil},
 	} {
 		if source.has {
 			attrs = append(attrs, slog.Bool(source.name, true))

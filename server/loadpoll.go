@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -13,25 +12,20 @@ import (
 // pollInterval is how often each replica is polled.
 const pollInterval = 500 * time.Millisecond
 
-func checkLoadPoll(p *policy.LoadPoll) error {
-	if p == nil {
+func (d *Deployment) checkLoadPoll() error {
+	if d.LoadPoll == "" && len(d.LoadPages) == 0 {
 		return nil
 	}
-	if _, err := loadpoll.Parse(p.From, nil); err != nil {
-		return fmt.Errorf("load_poll.from: %w", err)
-	}
-	if _, err := loadpoll.Parse(p.From, p.Pages); err != nil {
-		return fmt.Errorf("load_poll.pages: %w", err)
-	}
-	return nil
+	_, err := loadpoll.Parse(d.LoadPoll, d.LoadPages)
+	return err
 }
 
-// pollLoad polls the load of the members until the context ends; c = nil: not at all.
-func (d *deployment) pollLoad(ctx context.Context, c *policy.LoadPoll) {
-	if c == nil {
+// pollLoad polls the load of the members until the context ends, where the config has it.
+func (d *deployment) pollLoad(ctx context.Context, c *Deployment) {
+	if c.LoadPoll == "" {
 		return
 	}
-	source, err := loadpoll.Parse(c.From, c.Pages)
+	source, err := loadpoll.Parse(c.LoadPoll, c.LoadPages)
 	if err != nil {
 		d.log.Error("warmpath: load is not polled", "error", err) // cannot happen: the config was checked
 		return

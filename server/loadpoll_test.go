@@ -17,7 +17,7 @@ load_interval: 10s
 deployments:
   chat:
     policy: {prefix_cache_affinity: {}}
-    load_poll: {from: "http://HOST:1/metrics"}
+    load_poll: "http://HOST:1/metrics"
     replicas: [{id: a, address: "127.0.0.1:1"}, {id: b, address: "127.0.0.1:2"}]
 `
 	f := start(t, config)
@@ -68,12 +68,12 @@ func TestFailedPollsAddUp(t *testing.T) {
 	text := func(poll string) string {
 		return "load_interval: 10s\ndeployments: {chat: {replicas: [{id: a, address: '127.0.0.1:1'}]" + poll + "}}"
 	}
-	f := start(t, text(", load_poll: {from: 'grpc:vllm'}"))
+	f := start(t, text(", load_poll: 'grpc:vllm'"))
 	d := f.deployment("chat")
 	failed := func() int64 { _, n := d.pollProblems(); return n }
 	require.Eventually(t, func() bool { return failed() > 0 }, 20*time.Second, time.Millisecond)
 	was := failed()
-	require.NoError(t, f.Update(parse(t, text(", load_poll: {from: 'grpc:sglang'}"))))
+	require.NoError(t, f.Update(parse(t, text(", load_poll: 'grpc:sglang'"))))
 	require.GreaterOrEqual(t, failed(), was)
 	require.NoError(t, f.Update(parse(t, text(""))))
 	require.GreaterOrEqual(t, failed(), was)
@@ -81,13 +81,13 @@ func TestFailedPollsAddUp(t *testing.T) {
 
 func TestLoadPollConfig(t *testing.T) {
 	for field, want := range map[string]string{
-		"{from: ftp://HOST/}":            "deployments.chat: load_poll.from: want grpc:vllm",
-		"{}":                             "load_poll.from",
-		"{from: 'grpc:vllm', every: 1s}": "every",
-		"{from: 'grpc:other'}":           "none of [grpc:orca grpc:sglang grpc:vllm]",
-		"{from: 'http://HOST:PORT/metrics', pages: {a: nowhere}}": "load_poll.pages: a: want",
+		"load_poll: 'ftp://HOST/'":                                        "deployments.chat: load_poll: want grpc:vllm",
+		"load_poll: {from: 'grpc:vllm'}":                                  "load_poll: it is an object, not a string",
+		"load_poll: 'grpc:other'":                                         "load_poll: \"grpc:other\" is none of [grpc:orca grpc:sglang grpc:vllm]",
+		"load_pages: {a: 'http://HOST/x'}":                                "load_poll: want grpc:vllm",
+		"load_poll: 'http://HOST:PORT/metrics', load_pages: {a: nowhere}": "load_pages.a: want",
 	} {
-		_, err := ParseConfig([]byte("deployments: {chat: {register: true, load_poll: " + field + "}}"))
+		_, err := ParseConfig([]byte("deployments: {chat: {register: true, " + field + "}}"))
 		require.ErrorContains(t, err, want, field)
 	}
 }

@@ -50,7 +50,7 @@ deployments:
   chat:
     policy: {prefix_cache_affinity: {}}
     register: true
-    load_poll: {from: "grpc:vllm"}`), Options{Logger: discard, now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
+    load_poll: "grpc:vllm"`), Options{Logger: discard, now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now

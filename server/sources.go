@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"log/slog"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -54,7 +53,7 @@ func (x *sources) configure(c Deployment) {
 	if !c.Register {
 		clear(x.registered)
 	}
-	if !reflect.DeepEqual(c.LoadPoll, x.config.LoadPoll) {
+	if c.LoadPoll != x.config.LoadPoll {
 		for _, m := range x.roster.order {
 			m.polled = ownLoad{}
 		}
@@ -167,7 +166,7 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 // poll enters the polled load of a replica.
 func (x *sources) poll(id string, l load.Report) {
 	m := x.roster.byID[id]
-	if m == nil || x.config.LoadPoll == nil {
+	if m == nil || x.config.LoadPoll == "" {
 		return
 	}
 	m.polled = ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), l.QueuedTokens}, x.now()}

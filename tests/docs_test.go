@@ -93,7 +93,6 @@ func TestConfigPageNamesEveryField(t *testing.T) {
 		"## kv_aware":              kvaware.Config{}.WithDefaults(),
 		"## consistent_hash":       consistenthash.Config{}.WithDefaults(),
 		"## Dialects":              dialect.Dialect{},
-		"## load_poll":             policy.LoadPoll{},
 		"## Tokenizer":             tokenize.DefaultConfig(),
 		"## The fleet file":        policy.Attributes{},
 	} {

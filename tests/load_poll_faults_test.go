@@ -21,7 +21,7 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-const byORCA = `"load_poll":{"from":"grpc:orca"}`
+const byORCA = `"load_poll":"grpc:orca"`
 
 // outOfBand serves ORCA reports beside the calls.
 func outOfBand(handler grpc.StreamHandler) func(*grpc.Server) {

@@ -91,7 +91,7 @@ func TestLoadPoll(t *testing.T) {
 			servers[0].queued.Store(10_000_000)
 			stubs := make([]testpb.TestServiceClient, clients)
 			for i := range stubs {
-				cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"load_poll":{"from":"grpc:orca"}`)))
+				cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"load_poll":"grpc:orca"`)))
 				connected(t, cc, rs)
 				stubs[i] = testpb.NewTestServiceClient(cc)
 			}
@@ -131,7 +131,7 @@ func TestLoadPollOfEngines(t *testing.T) {
 	}
 	eventually(t, "it is busy", func() bool { return full.Stats().Ongoing == 5 })
 	cc := dial(t, "warmpath:///"+full.Addr().String()+","+idle.Addr().String(),
-		client.WithConfig(`{"policy":{"power_of_two_choices":{}},"load_poll":{"from":"grpc:vllm"},"ejection":{"failures":"off"}}`))
+		client.WithConfig(`{"policy":{"power_of_two_choices":{}},"load_poll":"grpc:vllm","ejection":{"failures":"off"}}`))
 	stub := enginepb.NewVllmEngineClient(cc)
 	eventually(t, "both are connected", func() bool {
 		ctx, cancel := context.WithTimeout(client.WithPin(t.Context(), full.Addr().String()), time.Second)
@@ -159,10 +159,8 @@ func TestLoadPollOfEngines(t *testing.T) {
 // An invalid load_poll is refused at dial, and the error names the field.
 func TestLoadPollIsChecked(t *testing.T) {
 	for field, want := range map[string]string{
-		`{}`:                                  `load_poll.from: "" is none of`,
-		`{"from":"http://HOST:8000/metrics"}`: `load_poll.from: "http://HOST:8000/metrics" is none of [grpc:orca grpc:sglang grpc:vllm]`,
-		`{"from":"grpc:vllm","pages":{"a":"http:/"}}`: "load_poll.pages: a client reads no pages",
-		`{"from":"grpc:vllm","every":"1s"}`:           "every",
+		`"http://HOST:8000/metrics"`: `load_poll: "http://HOST:8000/metrics" is none of [grpc:orca grpc:sglang grpc:vllm]`,
+		`{"from":"grpc:vllm"}`:       "load_poll: it is an object, not a string",
 	} {
 		_, err := client.New("warmpath:///127.0.0.1:1", insecureOption(), client.WithConfig(`{"load_poll":`+field+`}`))
 		require.ErrorContains(t, err, want)
@@ -173,7 +171,7 @@ func TestLoadPollIsChecked(t *testing.T) {
 func TestLoadPollUnanswered(t *testing.T) {
 	rs := replicas(t, 2)
 	var log logged
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"load_poll":{"from":"grpc:sglang"}`)),
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"load_poll":"grpc:sglang"`)),
 		client.WithLogger(log.logger()))
 	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)

@@ -37,7 +37,7 @@ func TestLoadIsPolled(t *testing.T) {
 load_interval: 10ms
 deployments:
   chat:
-    load_poll: {from: %q}
+    load_poll: %q
     replicas: [{id: a, address: %q}]
 `, from, engine.Addr()), server.Options{Logger: slog.New(slog.DiscardHandler)})
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -72,7 +73,7 @@ func (upper) Render(c requestkey.Chat) (string, error) {
 // open opens a config and also returns the encoder behind it.
 func open(t testing.TB, c tokenize.Config, log *bytes.Buffer) (*tokenize.Prompts, *counting) {
 	t.Helper()
-	return openWith(t, c, tokenize.Options{}, log)
+	return openWith(t, c, tokenize.Options{Timeout: time.Minute}, log)
 }
 
 func openWith(t testing.TB, c tokenize.Config, o tokenize.Options, log *bytes.Buffer) (*tokenize.Prompts, *counting) {
@@ -90,7 +91,7 @@ func openWith(t testing.TB, c tokenize.Config, o tokenize.Options, log *bytes.Bu
 
 func local(t testing.TB) tokenize.Config {
 	c := tokenize.DefaultConfig()
-	c.From, c.Timeout = t.Name(), policy.Duration(tokenize.MaxTimeout)
+	c.From = t.Name()
 	return c
 }
 
@@ -118,7 +119,7 @@ var parts = []string{"the quick brown fox ", "jumps\n\n", "  over  ", "1234 ", "
 // However the cache is filled, and however little it holds, a prompt's tokens are those of its text alone.
 func TestCachedTokensAreTheTokens(t *testing.T) {
 	for _, budget := range []int64{0, 100 << 10, -1} {
-		p, e := openWith(t, local(t), tokenize.Options{CacheBytes: budget}, nil)
+		p, e := openWith(t, local(t), tokenize.Options{Timeout: time.Minute, CacheBytes: budget}, nil)
 		r := rand.New(rand.NewPCG(8, uint64(budget)))
 		conversations := []string{"", "", ""}
 		for range 60 {
@@ -153,7 +154,7 @@ func TestOnlyWhatIsNewIsEncoded(t *testing.T) {
 }
 
 func TestEqualPromptsAtOnce(t *testing.T) {
-	p, _ := openWith(t, local(t), tokenize.Options{CacheBytes: -1}, nil)
+	p, _ := openWith(t, local(t), tokenize.Options{Timeout: time.Minute, CacheBytes: -1}, nil)
 	text := strings.Repeat("the quick brown fox ", 5000)
 	want := ask(t, p, text)
 	var wg sync.WaitGroup
@@ -202,7 +203,7 @@ func TestEndpointOfAnEngine(t *testing.T) {
 	c := tokenize.DefaultConfig()
 	c.From = s.URL
 	var log bytes.Buffer
-	p, _ := open(t, c, &log)
+	p, _ := openWith(t, c, tokenize.Options{Timeout: 100 * time.Millisecond}, &log)
 	for range 3 {
 		require.Equal(t, []uint32{5, 6, 7}, ask(t, p, "text"))
 	}
@@ -237,7 +238,7 @@ func BenchmarkTokenize8k(b *testing.B) {
 		turns[i] = text + "turn " + strings.Repeat("x", i%97) + string(rune('a'+i%26)) + string(rune(0x4E00+i))
 	}
 	run("next turn", func(i int) string { return turns[i%len(turns)] })
-	p, _ = openWith(b, c, tokenize.Options{CacheBytes: -1}, nil)
+	p, _ = openWith(b, c, tokenize.Options{Timeout: time.Minute, CacheBytes: -1}, nil)
 	run("never seen", func(int) string { return text })
 	p, _ = open(b, c, nil)
 	run("short, seen", func(int) string { return text[:1000] })

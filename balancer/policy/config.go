@@ -55,7 +55,7 @@ type Config struct {
 	// is ignored, and "-" equals "_". Not set = session_id, x-session-id; an empty list = none.
 	// A call without any key is also searched for the headers of agents.
 	SessionKeys []string `json:"session_keys,omitzero"`
-	// PrepareTimeout bounds a policy's Prepare that calls out; 0 = 100ms, at most 1m.
+	// PrepareTimeout bounds the tokenizer, and a policy's Prepare that calls out; 0 = 100ms, at most 1m.
 	PrepareTimeout Duration `json:"prepare_timeout,omitempty"`
 	// RequirePrompt fails calls without a prompt with INVALID_ARGUMENT, where the
 	// policy uses prompts, in place of routing them by session or load. Calls without
@@ -74,9 +74,11 @@ type Config struct {
 	// that use them; HOST stands for the replica's host. The host of the Router reads them.
 	KVEvents       string `json:"kv_events,omitempty"`
 	KVEventsReplay string `json:"kv_events_replay,omitempty"`
-	// LoadPoll has the host ask replicas for their load; none = not at all. A client asks before each call, unless it
-	// has a look-aside server. A server asks those that do not register, twice a second.
-	LoadPoll *LoadPoll `json:"load_poll,omitempty"`
+	// LoadPoll has the host ask replicas for their load; "" = not at all. A client asks before each call, unless it
+	// has a look-aside server. A server asks those that do not register, twice a second. It is grpc:vllm or grpc:sglang
+	// (GetLoads), grpc:orca (ORCA out of band, server/replica), or, for a server, the URL of a page for Prometheus, in
+	// which HOST and PORT are those of the replica's address.
+	LoadPoll string `json:"load_poll,omitempty"`
 	// Dialects define which fields of which method carry the request key. The host of the
 	// Router reads them.
 	Dialects json.RawMessage `json:"dialects,omitempty"`
@@ -84,15 +86,6 @@ type Config struct {
 	Tokenizer json.RawMessage `json:"tokenizer,omitempty"`
 
 	Adoption
-}
-
-// LoadPoll is how replicas are asked for their load. The host of the Router reads it.
-type LoadPoll struct {
-	// From is grpc:vllm or grpc:sglang (GetLoads), grpc:orca (ORCA out of band, server/replica), or, for a server, the URL
-	// of a page for Prometheus, in which HOST and PORT are those of the replica's address.
-	From string `json:"from"`
-	// Pages are the URLs of replicas whose page is elsewhere, by id of the replica; HOST and PORT as in from.
-	Pages map[string]string `json:"pages,omitempty"`
 }
 
 // A Selection names a policy and carries its config. In JSON it is an object of

@@ -53,7 +53,8 @@ type Attributes struct {
 	// KVEngineID is the engine's own name in transfers of KV blocks (Mooncake). At most 256 bytes.
 	KVEngineID string `json:"kv_engine_id,omitempty"`
 	// Instance changes when the replica is restarted: what it had cached is gone. "" = not reported. At most 256 bytes.
-	Instance string `json:"instance,omitempty"`
+	// Registrations and resolvers report it; a fleet file has none.
+	Instance string `json:"-"`
 	// Stats are free-form numbers that the replica reports about itself.
 	Stats map[string]float64 `json:"-"`
 }

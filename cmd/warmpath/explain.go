@@ -94,7 +94,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	tokens, err := openTokens(config.Tokenizer)
+	tokens, err := openTokens(config)
 	if err != nil {
 		return nil, "", usagef("--config: %s: %w", e.config, err)
 	}

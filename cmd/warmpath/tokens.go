@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"log/slog"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/tokenize"
@@ -22,12 +22,14 @@ type tokens struct {
 }
 
 // openTokens opens the tokenizer of a config, nil where there is none.
-func openTokens(raw json.RawMessage) (*tokens, error) {
-	c, err := tokenize.ParseConfig(raw)
+func openTokens(config *policy.Config) (*tokens, error) {
+	c, err := tokenize.ParseConfig(config.Tokenizer)
 	if c == nil || err != nil {
 		return nil, err
 	}
-	p, err := tokenize.Open(*c, tokenize.Options{Logger: slog.New(slog.DiscardHandler)})
+	p, err := tokenize.Open(*c, tokenize.Options{
+		Timeout: time.Duration(config.PrepareTimeout), Logger: slog.New(slog.DiscardHandler),
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,7 @@ package balancer
 import (
 	"cmp"
 	"errors"
-	"reflect"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
@@ -29,7 +29,7 @@ func (b *lb) router(c *lbConfig, h *call.Handle) (*router.Router, error) {
 	if c.tokenizer == nil {
 		return router.FromConfig(c.Config, nil)
 	}
-	t, err := tokenize.Open(*c.tokenizer, tokenize.Options{Logger: h.Logger})
+	t, err := tokenize.Open(*c.tokenizer, tokenize.Options{Timeout: time.Duration(c.PrepareTimeout), Logger: h.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -78,7 +78,7 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	next.NeedsPrompt = c.RequirePrompt && r.Uses()&policy.UsesPrompt != 0
 	b.attached.attach(b, r)
 	if old == nil || found || old.Router != r || old.Ranks != next.Ranks ||
-		(old.Probe == nil) != (next.Probe == nil) || !reflect.DeepEqual(old.Config.LoadPoll, c.LoadPoll) ||
+		(old.Probe == nil) != (next.Probe == nil) || old.Config.LoadPoll != c.LoadPoll ||
 		old.Uses != next.Uses || old.Central != next.Central || old.Policy != next.Policy {
 		b.binding.Store(next)
 		b.attached.observe(next)

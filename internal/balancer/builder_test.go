@@ -30,11 +30,11 @@ func TestConfigSurvivesText(t *testing.T) {
 // Each error is named once.
 func TestCheck(t *testing.T) {
 	for object, want := range map[string]string{
-		`{}`:                                       "",
-		`{"dialects":{}}`:                          "warmpath: dialects: it is an object, not a list",
-		`{"dialects":[{"methods":["a"]}]}`:         "warmpath: dialects[0] (a): methods: ",
-		`{"load_poll":{"from":"x"}}`:               `warmpath: load_poll.from: "x" is none of [grpc:orca `,
-		`{"kv_events":"foo"}`:                      `warmpath: kv_events: "foo": `,
+		`{}`:                               "",
+		`{"dialects":{}}`:                  "warmpath: dialects: it is an object, not a list",
+		`{"dialects":[{"methods":["a"]}]}`: "warmpath: dialects[0] (a): methods: ",
+		`{"load_poll":"x"}`:                `warmpath: load_poll: "x" is none of [grpc:orca `,
+		`{"kv_events":"foo"}`:              `warmpath: kv_events: "foo": `,
 		`{"policy":{"kv_aware":{"kv_tokens":-1}}}`: "warmpath: config: policy.kv_aware: kv_tokens: it is a number -1",
 	} {
 		err := Check(object)

@@ -2,7 +2,6 @@ package balancer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -21,10 +20,10 @@ import (
 func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *policy.Request) {
 	p := r.Policy()
 	loads := policy.UsesLoad | policy.UsesOngoing
-	if c.LoadPoll == nil || b.attached.watch != nil || p.Uses&loads == 0 || p.Preview == nil {
+	if c.LoadPoll == "" || b.attached.watch != nil || p.Uses&loads == 0 || p.Preview == nil {
 		return nil
 	}
-	source := loadprobe.Source(c.LoadPoll.From)
+	source := loadprobe.Source(c.LoadPoll)
 	return func(call context.Context, q *policy.Request) {
 		if q.Pin != "" || len(r.View().Connected()) < 2 || !r.Rollout.Decides(q) {
 			return
@@ -90,15 +89,12 @@ func (b *lb) ask(source loadprobe.Source, r *router.Router, id string, state *lo
 }
 
 // checkLoadPoll refuses what a client cannot ask.
-func checkLoadPoll(c *policy.LoadPoll) error {
-	if c == nil {
+func checkLoadPoll(from string) error {
+	if from == "" {
 		return nil
 	}
-	if len(c.Pages) > 0 {
-		return errors.New("load_poll.pages: a client reads no pages; a look-aside server does")
-	}
-	if err := loadprobe.Source(c.From).Check(); err != nil {
-		return fmt.Errorf("load_poll.from: %w", err)
+	if err := loadprobe.Source(from).Check(); err != nil {
+		return fmt.Errorf("load_poll: %w", err)
 	}
 	return nil
 }

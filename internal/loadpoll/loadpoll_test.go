@@ -96,7 +96,7 @@ func TestSources(t *testing.T) {
 	_, err := Parse("grpc:vllm", map[string]string{"a": "http://HOST/"})
 	require.ErrorContains(t, err, "no pages of their own")
 	_, err = Parse("http://HOST/", map[string]string{"a": "ftp://HOST/"})
-	require.ErrorContains(t, err, "a: want")
+	require.ErrorContains(t, err, "load_pages.a: want")
 }
 
 // Issue 12.50: PORT is that of the replica's address, and a replica may have a page of its own.

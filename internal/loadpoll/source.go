@@ -26,22 +26,28 @@ type Source struct {
 // hostName and portName stand for those of the replica's address.
 const hostName, portName = "HOST", "PORT"
 
-// Parse reads a source, with the pages of replicas that have one of their own, by id; the error names what is wrong
-// with it.
+// Parse reads a source, load_poll in a config, with the pages of replicas that have one of their own, by id; the error
+// names the field.
 func Parse(text string, pages map[string]string) (Source, error) {
 	if strings.HasPrefix(text, "grpc:") {
 		if len(pages) > 0 {
-			return Source{}, fmt.Errorf("%q: replicas have no pages of their own with it", text)
+			return Source{}, fmt.Errorf("load_pages: replicas have no pages of their own with load_poll %q", text)
 		}
 		source := loadprobe.Source(text)
-		return Source{replica: source}, source.Check()
+		if err := source.Check(); err != nil {
+			return Source{}, fmt.Errorf("load_poll: %w", err)
+		}
+		return Source{replica: source}, nil
+	}
+	if err := checkPage(text); err != nil {
+		return Source{}, fmt.Errorf("load_poll: %w", err)
 	}
 	for id, page := range pages {
 		if err := checkPage(page); err != nil {
-			return Source{}, fmt.Errorf("%s: %w", id, err)
+			return Source{}, fmt.Errorf("load_pages.%s: %w", id, err)
 		}
 	}
-	return Source{page: text, pages: pages}, checkPage(text)
+	return Source{page: text, pages: pages}, nil
 }
 
 func checkPage(text string) error {

@@ -31,16 +31,14 @@ type Table struct {
 // ParseDialects reads the config form: a JSON array of dialects, in which an
 // unknown field is an error. Nothing and null give no dialects.
 func ParseDialects(raw json.RawMessage) ([]dialect.Dialect, error) {
-	var c struct {
-		Dialects []dialect.Dialect `json:"dialects"`
-	}
+	var c map[string][]dialect.Dialect // so that errors name the field
 	if len(bytes.TrimSpace(raw)) > 0 {
 		if err := strict.Decode(slices.Concat([]byte(`{"dialects":`), raw, []byte("}")), &c); err != nil {
 			return nil, err
 		}
 	}
-	_, err := NewTable(c.Dialects...)
-	return c.Dialects, err
+	_, err := NewTable(c["dialects"]...)
+	return c["dialects"], err
 }
 
 // NewTable builds a table of the built-in dialects and the user's own, which

@@ -1,7 +1,6 @@
 package requestkey
 
 import (
-	"encoding/json"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -105,21 +104,13 @@ func (t *Turn) Read(response any) (held Held, ok bool) {
 // heldTokens is how many tokens transfer parameters, a Struct or JSON, offer to a prefill leg; 0 = none. Parameters
 // without an expiry count as none: the engine would not notice that the blocks hold something else by then.
 func heldTokens(params []byte) int {
-	var p struct {
-		Decode  bool    `json:"do_remote_decode"`
-		Tokens  float64 `json:"remote_num_tokens"`
-		Expires float64 `json:"remote_blocks_expiry_time"`
+	var p structpb.Struct
+	if p.UnmarshalJSON(params) != nil && proto.Unmarshal(params, &p) != nil {
+		return 0
 	}
-	if json.Unmarshal(params, &p) != nil {
-		var s structpb.Struct
-		if proto.Unmarshal(params, &s) != nil {
-			return 0
-		}
-		p.Decode = s.GetFields()["do_remote_decode"].GetBoolValue()
-		p.Tokens = s.GetFields()["remote_num_tokens"].GetNumberValue()
-		p.Expires = s.GetFields()["remote_blocks_expiry_time"].GetNumberValue()
-	}
-	if n := int(p.Tokens); p.Decode && p.Expires > 0 && float64(n) == p.Tokens {
+	tokens := p.GetFields()["remote_num_tokens"].GetNumberValue()
+	expires := p.GetFields()["remote_blocks_expiry_time"].GetNumberValue()
+	if n := int(tokens); p.GetFields()["do_remote_decode"].GetBoolValue() && expires > 0 && float64(n) == tokens {
 		return n
 	}
 	return 0

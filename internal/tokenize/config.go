@@ -8,16 +8,9 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
-)
-
-// Defaults and bounds of [Config].
-const (
-	defaultTimeout = policy.Duration(100 * time.Millisecond)
-	MaxTimeout     = time.Minute
 )
 
 // Config is the object under "tokenizer" in a channel's config.
@@ -31,12 +24,10 @@ type Config struct {
 	// AddSpecialTokens adds what the model expects around every prompt of text; a chat
 	// template writes that itself.
 	AddSpecialTokens bool `json:"add_special_tokens"`
-	// Timeout bounds what a prompt costs; 0 = 100ms, at most 1m.
-	Timeout policy.Duration `json:"timeout,omitempty"`
 }
 
 // DefaultConfig returns the config that a decoder starts from; it names no source.
-func DefaultConfig() Config { return Config{AddSpecialTokens: true, Timeout: defaultTimeout} }
+func DefaultConfig() Config { return Config{AddSpecialTokens: true} }
 
 // ParseConfig reads the config strictly and checks it; nil where there is none. The
 // error names the field.
@@ -55,17 +46,13 @@ func ParseConfig(raw json.RawMessage) (*Config, error) {
 	return &c, nil
 }
 
-func (c *Config) validate() error {
+func (c Config) validate() error {
 	if c.From == "" {
 		return errors.New("from: it is not set")
 	}
 	if u, err := url.Parse(c.From); strings.Contains(c.From, "://") &&
 		(err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
 		return fmt.Errorf("from: %q is not like http://host:8000/tokenize", c.From)
-	}
-	c.Timeout = cmp.Or(c.Timeout, defaultTimeout)
-	if c.Timeout < 0 || c.Timeout > policy.Duration(MaxTimeout) {
-		return fmt.Errorf("timeout: %v is not between 0s and %v", c.Timeout, MaxTimeout)
 	}
 	return nil
 }
@@ -92,7 +79,7 @@ func Open(c Config, o Options) (*Prompts, error) {
 	}
 	p := &Prompts{
 		special: c.AddSpecialTokens,
-		timeout: time.Duration(c.Timeout),
+		timeout: o.Timeout,
 		cache:   newCache(cmp.Or(o.CacheBytes, 64<<20)),
 		logger:  cmp.Or(o.Logger, slog.Default()),
 	}

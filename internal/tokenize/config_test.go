@@ -3,11 +3,8 @@ package tokenize
 import (
 	"encoding/json"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestParseConfig(t *testing.T) {
@@ -17,10 +14,10 @@ func TestParseConfig(t *testing.T) {
 		require.Nil(t, c)
 		require.NoError(t, Check(json.RawMessage(none)))
 	}
-	c, err := ParseConfig(json.RawMessage(`{"from":"http://h:1/tokenize","timeout":"5ms","add_special_tokens":false}`))
+	c, err := ParseConfig(json.RawMessage(`{"from":"http://h:1/tokenize","add_special_tokens":false}`))
 	require.NoError(t, err)
-	require.Equal(t, Config{From: "http://h:1/tokenize", Timeout: policy.Duration(5 * time.Millisecond)}, *c)
-	c, err = ParseConfig(json.RawMessage(`{"from":"https://h/x","timeout":"0s"}`))
+	require.Equal(t, Config{From: "http://h:1/tokenize"}, *c)
+	c, err = ParseConfig(json.RawMessage(`{"from":"https://h/x"}`))
 	require.NoError(t, err)
 	want := DefaultConfig()
 	want.From = "https://h/x"
@@ -29,15 +26,13 @@ func TestParseConfig(t *testing.T) {
 
 func TestBadConfigs(t *testing.T) {
 	for raw, want := range map[string]string{
-		`{}`:                                  "tokenizer: from: it is not set",
-		`{"file":"a","from":"http://h"}`:      `unknown field "file"`,
-		`{"from":"ftp://h"}`:                  `tokenizer: from: "ftp://h" is not like`,
-		`{"from":"http:///x"}`:                "from:",
-		`{"from":"http://h","timeout":"2m"}`:  "timeout: 2m0s is not between",
-		`{"from":"http://h","timeout":"-1s"}`: "timeout:",
-		`{"from":"http://h","timeout":5}`:     "tokenizer: timeout:",
-		`{"uri":"http://h"}`:                  `tokenizer: unknown field "uri"`,
-		`[]`:                                  "tokenizer: the config is a list",
+		`{}`:                                 "tokenizer: from: it is not set",
+		`{"file":"a","from":"http://h"}`:     `unknown field "file"`,
+		`{"from":"ftp://h"}`:                 `tokenizer: from: "ftp://h" is not like`,
+		`{"from":"http:///x"}`:               "from:",
+		`{"from":"http://h","timeout":"1s"}`: `tokenizer: unknown field "timeout"`,
+		`{"uri":"http://h"}`:                 `tokenizer: unknown field "uri"`,
+		`[]`:                                 "tokenizer: the config is a list",
 	} {
 		require.ErrorContains(t, Check(json.RawMessage(raw)), want, "%s", raw)
 	}
@@ -53,7 +48,7 @@ func TestMissingImportIsNamed(t *testing.T) {
 }
 
 func FuzzConfig(f *testing.F) {
-	f.Add([]byte(`{"from":"http://h:1/tokenize","timeout":"5ms"}`))
+	f.Add([]byte(`{"from":"http://h:1/tokenize","chat_template":"t"}`))
 	f.Add([]byte(`{"from":"a"}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		c, err := ParseConfig(raw)

@@ -14,7 +14,7 @@
 // encodings, an engine's HTTP endpoint. The first two and chat templates are there only
 // if the program imports package tokenizers, so that others do not link what they need.
 //
-// Guarantees. A prompt costs no more than timeout. Where its tokens cannot be had,
+// Guarantees. A prompt costs no more than prepare_timeout. Where its tokens cannot be had,
 // it is routed as text by blocks of bytes, logged once and counted. Equal prompts at
 // the same time are encoded once; what was encoded is remembered in 64 MiB of
 // memory, by hashes, never as text. Of a text that a tokenizer can cut in segments

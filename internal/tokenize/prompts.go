@@ -21,8 +21,9 @@ import (
 
 // Options are what a host sets beside the config.
 type Options struct {
-	Logger     *slog.Logger // nil = slog's default
-	CacheBytes int64        // memory of the tokens that are remembered; 0 = 64 MiB, -1 = none
+	Timeout    time.Duration // bounds what a prompt costs: prepare_timeout of the channel; required
+	Logger     *slog.Logger  // nil = slog's default
+	CacheBytes int64         // memory of the tokens that are remembered; 0 = 64 MiB, -1 = none
 }
 
 // Prompts is the [router.Tokenizer] of a Router: a Tokenizer with a chat template, a

@@ -86,7 +86,7 @@ deployments:
   chat:
     policy: {kv_aware: {}}
     kv_events: "grpc:vllm"
-    load_poll: {from: "grpc:vllm"}
+    load_poll: "grpc:vllm"
     replicas: [{id: a, address: %q}, {id: b, address: %q}]
 `, engines[0].address, engines[1].address)
 	for _, name := range []string{"first", "again"} {
