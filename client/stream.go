@@ -79,7 +79,8 @@ type core struct {
 	msg     any   // until phase settled
 	has     bool  // there is a msg; it may be nil
 	closed  bool  // CloseSend was called
-	ending  *ending
+
+	ending atomic.Pointer[ending] // written with mu held
 }
 
 // ending is what Context returned before the stream was open; nil = nothing.
@@ -281,14 +282,16 @@ func (s *clientStream) Context() context.Context {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.ending == nil {
-		ctx, cancel := context.WithCancel(k.call.Context)
-		k.ending = &ending{ctx, cancel}
+	e := k.ending.Load()
+	if e == nil {
+		e = new(ending)
+		e.Context, e.end = context.WithCancel(k.call.Context)
+		k.ending.Store(e)
 	}
 	if k.phase == failed {
-		k.ending.end()
+		e.end()
 	}
-	return k.ending.Context
+	return e.Context
 }
 
 // begin opens the stream, with its first message if has is set, unless another goroutine does or did. It
@@ -438,11 +441,9 @@ func (k *core) ended() error { return status.FromContextError(k.call.Err()).Err(
 func (k *core) end(err error) {
 	k.once.Do(func() {
 		k.call.End()
-		k.mu.Lock()
-		if k.ending != nil {
-			k.ending.end()
+		if e := k.ending.Load(); e != nil {
+			e.end()
 		}
-		k.mu.Unlock()
 		if err == io.EOF {
 			err = nil
 		}

@@ -63,6 +63,7 @@ type Call struct {
 	split    bool  // an attempt was sent in two legs
 	begun    bool  // the application has a part of the answer: the usage is that of all attempts
 	pending  bool  // the outcome is still to be reported
+	plain    bool  // it has ended, and nothing else refers to it
 	repeats  int8  // attempts that were sent and repeated inside one pass of the retry loop, up to 2
 	resumed  int8  // attempts that went on with a stream whose replica died
 	rank     int16 // one more than the data-parallel rank that goes into the attempt's message, 0 = none

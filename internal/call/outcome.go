@@ -177,6 +177,7 @@ func (c *Call) finish() *legs {
 	if c.Resume != nil {
 		c.Resume.forget()
 	}
+	c.plain = c.wasPlain()
 	return c.legs
 }
 
@@ -186,18 +187,15 @@ func (c *Call) Detach() bool {
 	s := c.Scope
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !c.plain() {
-		return false
+	if c.plain {
+		s.call = nil
 	}
-	s.call = nil
-	return true
+	return c.plain
 }
 
-// plain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
-// calls may still refer to them.
-func (c *Call) plain() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+// wasPlain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
+// calls may still refer to them. Called with mu held.
+func (c *Call) wasPlain() bool {
 	b, q, last := c.reserved.binding, &c.key.request, &c.outcome.last
 	return last.Replica != nil && last.Err == nil && !c.busy && !c.shared && c.legs == nil && !c.Attempts.coded &&
 		q.Attempt() == 1 && q.State().Shadow == nil && c.Decision().Queued == 0 &&

@@ -63,6 +63,7 @@ type Detector struct {
 	watch     func(bool)    // whether any member is not Healthy, whenever one changes; called with the lock held
 	unhealthy atomic.Int64  // members that are not Healthy
 	freed     atomic.Uint64 // how often requests that wait were to choose again
+	due       atomic.Int64  // of the next round of Look, in Unix nanoseconds; written with the lock held
 
 	mu        sync.Mutex // guards the fields below and every Replica; no other lock is taken under it
 	members   []*Replica
@@ -70,7 +71,6 @@ type Detector struct {
 	outs      int                  // members that are out
 	upSince   time.Time            // since when any replica is connected
 	active    map[string]time.Time // when each principal last was
-	due       time.Time            // of the next round of Look
 	stats     Stats
 	measured  [state.AnswerWhole + 1]time.Time // when the limits were
 }
@@ -156,12 +156,8 @@ func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
 // or comes back. It takes no lock.
 func (d *Detector) Version() uint64 { return d.freed.Load() }
 
-// Due returns when Look does something next.
-func (d *Detector) Due() time.Time {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.due
-}
+// Due returns when Look does something next. It takes no lock.
+func (d *Detector) Due() time.Time { return time.Unix(0, d.due.Load()) }
 
 // Stats are what a Detector has done in its life.
 type Stats struct {

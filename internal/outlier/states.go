@@ -38,7 +38,7 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 	case !r.out():
 	case proves:
 		r.startSlowly(now)
-		r.d.due = time.Time{}
+		r.d.due.Store(0)
 	case r.state == Ejected && r.cause == CauseLate:
 		r.until = now // it answers again: its probe may begin
 	}
@@ -142,9 +142,9 @@ func (r *Replica) startSlowly(now time.Time) {
 }
 
 // Look does a round if one is due: it counts the calls that wait as evidence, ejects replicas with enough of
-// it, and ends ejections and slow starts that are over. O(replicas).
+// it, and ends ejections and slow starts that are over. O(replicas); without a lock where none is due.
 func (d *Detector) Look(now time.Time) {
-	if !d.Ejects() && d.slowStart <= 0 {
+	if !d.Ejects() && d.slowStart <= 0 || !d.isDue(now) {
 		return
 	}
 	d.mu.Lock()
@@ -152,11 +152,17 @@ func (d *Detector) Look(now time.Time) {
 	d.look(now)
 }
 
+// isDue reports whether a round is due, as it is where the clock was set back.
+func (d *Detector) isDue(now time.Time) bool {
+	left := time.Duration(d.due.Load() - now.UnixNano())
+	return left <= 0 || left > round
+}
+
 func (d *Detector) look(now time.Time) {
-	if now.Before(d.due) && d.due.Sub(now) <= round { // else the clock was set back
+	if !d.isDue(now) {
 		return
 	}
-	d.due = now.Add(round)
+	d.due.Store(now.Add(round).UnixNano())
 	if d.Ejects() {
 		for _, r := range d.members {
 			if r.probe != nil && !r.probe.Watched() && now.Sub(r.probed) >= d.ejection(r.times-1) {

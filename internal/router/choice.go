@@ -22,7 +22,7 @@ type choice struct {
 // nothing. Its errors are the sentinels themselves; with ErrFull b.Decision has what the request waits for.
 // now is the time, or zero where the clock was not read yet. Called with mu held.
 func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time.Time) (err error) {
-	if b.held {
+	if b.held.Load() {
 		return ErrHeld
 	}
 	all, s := r.view.Load(), q.State()

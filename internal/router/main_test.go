@@ -111,12 +111,7 @@ func ticking() func() time.Time {
 
 // Held reports whether the reservation still holds load.
 func (b *Reservation) Held() bool {
-	if b.router == nil {
-		return false
-	}
-	b.router.mu.Lock()
-	defer b.router.mu.Unlock()
-	return b.held
+	return b.held.Load()
 }
 
 // departed are the live parts of replicas that left and have reservations.

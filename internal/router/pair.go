@@ -79,7 +79,7 @@ func (x *legs) begin(v *view) error {
 	if x.prefill == nil {
 		return nil
 	}
-	if x.prefill.held {
+	if x.prefill.held.Load() {
 		return ErrHeld
 	}
 	x.prefill.Decision, x.view = policy.Decision{}, v.prefilling()

@@ -172,6 +172,17 @@ func (u *queue) again(w *waiter) {
 	u.settle(w, err)
 }
 
+// room reports whether a replica that a waiter wants has room.
+func (u *queue) room(w *waiter) bool {
+	if w.q.State().Legs != nil {
+		return true // it may want a replica that prefills: it chooses again
+	}
+	v := u.router.view.Load().whole
+	return w.wants == nil && v.LeastLoaded(w.q) != nil || slices.ContainsFunc(w.wants, func(rep *policy.Replica) bool {
+		return rep.Connected() && !rep.Full()
+	})
+}
+
 // serve gives the room of one replica to the requests that wait for it, in their order. It looks at two heads: of those
 // that want this replica, and of those that take any. One of them that is not served no longer wants it.
 func (u *queue) serve(at *policy.Replica) {

@@ -3,6 +3,7 @@ package router
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -196,4 +197,26 @@ func TestWaitForAnyBesideDraining(t *testing.T) {
 	require.Nil(t, enqueue(t, r, &policy.Request{Exclude: []string{"c"}}).wants)
 	some := enqueue(t, r, &policy.Request{Exclude: []string{"b"}})
 	require.Equal(t, []*policy.Replica{r.View().ByID("a")}, some.b.Decision.WaitFor)
+}
+
+// A release takes no lock while nothing waits: one between the choice of a request and its place in the queue serves it.
+func TestReleaseBeforeARequestIsInTheQueue(t *testing.T) {
+	for _, session := range []string{"", "a"} { // it wants any replica, or this one
+		var held *Reservation
+		chosen := false
+		clock := func() time.Time { // read on the way into the queue
+			if chosen {
+				chosen = false
+				held.Release()
+			}
+			return time.Unix(1, 0)
+		}
+		r := connected(t, Options{Now: clock, Policy: choosing(func(q *policy.Request, v policy.View) policy.Decision {
+			d := wants(q, v)
+			chosen = d.Replica == nil
+			return d
+		})}, member("a", room(1)))
+		held = pick(t, r, &policy.Request{Pin: "a"})
+		require.Equal(t, "a", servedBy(t, enqueue(t, r, &policy.Request{Session: session})))
+	}
 }

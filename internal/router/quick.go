@@ -44,12 +44,17 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 // Release ends a reservation of Pick.
 func (k *Quick) Release(rep *policy.Replica) {
 	rep.State().Book.Add(-1 << state.TokenBits)
+	k.freed(rep)
+}
+
+// freed serves the requests that wait for a replica of which a reservation has ended. It takes no lock where none waits.
+func (k *Quick) freed(rep *policy.Replica) {
 	if k.slow.Load() == 0 {
 		return
 	}
 	r := k.router
 	r.mu.Lock()
-	defer r.mu.Unlock()
+	defer r.mu.Unlock() // also when the policy panics
 	r.queue.serve(rep)
 }
 
@@ -84,7 +89,7 @@ const (
 	reporting             // reports of replicas count, and expire at picks
 )
 
-// hold sets whether quick picks and releases concern any other request. A
+// hold sets whether quick picks, and releases, concern any other request. A
 // waiter is counted before it looks at the books for the last time. Called with
 // mu held.
 func (k *Quick) hold() {

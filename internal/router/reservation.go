@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -25,8 +26,8 @@ type Reservation struct {
 	Decision policy.Decision
 
 	router  *Router
-	prefill int32 // tokens still charged; guarded by router.mu
-	held    bool  // in the books; guarded by router.mu
+	prefill atomic.Int64 // tokens still charged
+	held    atomic.Bool  // in the books
 	attempt outlier.Attempt
 }
 
@@ -40,19 +41,10 @@ func (b *Reservation) PrefillDone() {
 	if r == nil {
 		return
 	}
-	r.mu.Lock()
-	if b.held {
-		liveOf(b.Decision.Replica).Book.Add(-int64(b.prefill))
-		b.prefill = 0
+	if prefill := b.prefill.Swap(0); prefill > 0 {
+		b.Decision.Replica.State().Book.Add(-prefill)
 	}
-	route := b.Decision.State().Route
-	if route != nil {
-		b.Decision.State().Route = nil // it is shared once
-	}
-	r.mu.Unlock()
-	if route != nil {
-		r.Routes.send(&b.Decision, route)
-	}
+	r.Routes.send(&b.Decision)
 }
 
 // Watched reports whether Answered returns how long the first message took. It is for the goroutine that made the pick.
@@ -75,17 +67,9 @@ func (b *Reservation) Answered() time.Duration {
 // Release gives back what the reservation holds and serves the requests that wait for it. Later
 // calls do nothing.
 func (b *Reservation) Release() {
-	r := b.router
-	if r == nil {
-		return
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock() // also when the policy panics, which is called for the requests that wait
-	if b.end() && len(r.queue.waiters) > 0 {
-		r.queue.serve(b.Decision.Replica)
-	}
-	if r.Health.stale() {
-		r.Health.force()
+	if b.end() {
+		b.router.quick.freed(b.Decision.Replica)
+		b.router.Health.Sync()
 	}
 }
 
@@ -101,13 +85,11 @@ func (b *Reservation) Withdraw(q *policy.Request) {
 	b.Decision.State().Observed, b.Decision.State().Chosen = false, false
 }
 
-// end takes the reservation out of the books, and reports whether it was in them. Called
-// with the Router's mutex held.
+// end takes the reservation out of the books, and reports whether it was in them.
 func (b *Reservation) end() bool {
-	held := b.held
+	held := b.held.Swap(false)
 	if held {
-		b.held = false
-		liveOf(b.Decision.Replica).Book.Add(-1<<state.TokenBits - int64(b.prefill))
+		b.Decision.Replica.State().Book.Add(-1<<state.TokenBits - b.prefill.Swap(0))
 		b.router.outliers.End(&b.attempt)
 	}
 	return held

@@ -120,8 +120,8 @@ func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation,
 		return nil, err
 	}
 	u.stand(w, true)
-	if r.quick.choose != nil {
-		u.again(w) // a quick release may have made room before it saw the waiter
+	if u.room(w) { // a release may have made it before it saw the waiter
+		u.again(w)
 	}
 	u.arm()
 	return w, nil
@@ -149,7 +149,9 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 	if d.State().Decode {
 		prefill = 0
 	}
-	b.router, b.prefill, b.held = r, int32(prefill), true
+	b.router = r
+	b.prefill.Store(prefill)
+	b.held.Store(true)
 	// Requests under way are work too: a replica that is given more than others is not late for it.
 	work = ahead + float64(prefill+is.Ahead+load.Overhead*(all>>state.TokenBits+1))
 	l.Book.Add(1<<state.TokenBits + prefill) // quick picks write it too

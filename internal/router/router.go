@@ -43,8 +43,8 @@ type Router struct {
 	shadow    *shadow // nil = none
 	prefiller prefiller
 
-	// mu makes choosing and reserving one step. It guards every book, the queue,
-	// the randomness, and all below. It is held while the policy's Choose and
+	// mu makes choosing and reserving one step; what a reservation holds is given back
+	// without it. It guards the queue, the randomness, and all below. It is held while the policy's Choose and
 	// FleetChanged run, and no other lock of warmpath is taken before it but
 	// a host's own.
 	mu    sync.Mutex
@@ -231,8 +231,8 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if !o.Sent {
 		r.takeBack(own, q, &d)
 	}
-	if route := d.State().Route; route != nil && o.Prefilled() {
-		r.Routes.send(&d, route)
+	if o.Prefilled() {
+		r.Routes.send(&d)
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()

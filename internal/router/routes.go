@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // A RouteSink takes where prompts were prefilled: the replica, the data-parallel rank (0 where
@@ -29,14 +30,20 @@ type blocks interface {
 // note keeps what is to be shared of a reservation until its replica answers.
 func (s *Routes) note(q *policy.Request, d *policy.Decision) {
 	if b, ok := q.Prepared.(blocks); ok && s.index {
-		d.State().Route, _ = b.Superblocks(nil)
+		if superblocks, _ := b.Superblocks(nil); superblocks != nil {
+			d.State().Route = &state.Route{Superblocks: superblocks}
+		}
 	}
 }
 
-// send shares what was kept of a reservation whose replica has the prompt.
-func (s *Routes) send(d *policy.Decision, route []uint64) {
+// send shares what was kept of a reservation whose replica has the prompt, once.
+func (s *Routes) send(d *policy.Decision) {
+	route := d.State().Route
+	if route == nil || route.Shared.Swap(true) {
+		return
+	}
 	if sink := s.sink.Load(); sink != nil {
-		(*sink)(d.Replica, max(d.Rank(), 0), route)
+		(*sink)(d.Replica, max(d.Rank(), 0), route.Superblocks)
 	}
 }
 

@@ -197,5 +197,11 @@ type Decision struct {
 	Expected int32    // tokens of the prompt that are likely cached, beyond what is known: they are not charged
 	Home     *Replica // the first in the rendezvous order; nil = not available, or of no use to the policy
 	Prefill  *Legs    // of the request whose prefill leg it is for; nil = it is for none
-	Route    []uint64 // superblocks to share when the replica answers
+	Route    *Route   // to share when the replica answers; nil = none
+}
+
+// A Route is what is shared of where a prompt went.
+type Route struct {
+	Superblocks []uint64
+	Shared      atomic.Bool
 }
