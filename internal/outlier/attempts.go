@@ -3,6 +3,7 @@ package outlier
 import (
 	"cmp"
 	"math"
+	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -18,6 +19,7 @@ type Attempt struct {
 	from       time.Time // when it was picked, or the replica last answered any call
 	counted    int32     // as evidence for its wait since then
 	answered   bool
+	waits      atomic.Bool // for a first message; written with the lock held
 }
 
 // Begin notes an attempt that is made now, which its host's Reservations include. work is the number of tokens that
@@ -49,6 +51,7 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float
 		a.Picked, a.from, a.Work = now, now, work
 		a.prev, a.next = r.waiting.prev, &r.waiting
 		a.prev.next, a.next.prev = a, a
+		a.waits.Store(true)
 	}
 }
 
@@ -90,9 +93,10 @@ func (d *Detector) Answered(a *Attempt) time.Duration {
 	return took
 }
 
-// End notes that an attempt has ended, which its host's Reservations do not include any more. It is called once.
+// End notes that an attempt has ended, which its host's Reservations do not include any more. It is called once. Where
+// all is well it takes no lock for one that was answered.
 func (d *Detector) End(a *Attempt) {
-	if d.AllHealthy() && !a.Watched() && !a.Probe {
+	if d.AllHealthy() && !a.waits.Load() && !a.Probe {
 		return
 	}
 	d.mu.Lock()
@@ -160,6 +164,7 @@ func (a *Attempt) endWait() {
 	if a.next != nil {
 		a.prev.next, a.next.prev = a.next, a.prev
 		a.prev, a.next = nil, nil
+		a.waits.Store(false)
 	}
 }
 
