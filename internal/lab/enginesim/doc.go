@@ -35,9 +35,9 @@
 //
 // # Complexity
 //
-// A pass costs a few ns per sequence in it and about 50 ns per block allocated; admitting a request costs
-// that for each block hit. Nothing in a pass costs time per prompt token. Memory is about 60 bytes per block
-// of the pool, and nothing grows with the number of requests ever seen.
+// A pass costs a few ns per sequence in it and about 100 ns per block allocated; admitting a request, and
+// trying in vain, costs that for each block hit. Nothing in a pass costs time per prompt token. Memory is about
+// 60 bytes per block of the pool, and nothing grows with the number of requests ever seen.
 //
 // # Guarantees
 //

@@ -99,7 +99,6 @@ type Engine struct {
 	stats   Stats
 	events  []Event
 	kv      kvLog
-	stuck   stuck
 }
 
 // New makes an engine.

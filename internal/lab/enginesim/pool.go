@@ -13,12 +13,11 @@ type block struct {
 	cached     bool
 }
 
-// pool holds all blocks of an engine. Blocks of one hash: the table finds at most one.
+// pool holds all blocks of an engine.
 type pool struct {
-	blocks []block // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
-	free   int     // length of the LRU list
-	frees  uint64  // how often a block came to it
-	table  table
+	blocks []block          // the last is the sentinel of the LRU ring: next is the oldest, prev the newest
+	free   int              // length of the LRU list
+	cached map[uint64]int32 // the cached blocks, by hash
 
 	// pass numbers the passes, and evicted are the blocks from before it that the one under way has evicted.
 	pass    uint32
@@ -26,7 +25,7 @@ type pool struct {
 }
 
 func newPool(n int) *pool {
-	p := &pool{blocks: make([]block, n+1), free: n, table: newTable(n), pass: 1}
+	p := &pool{blocks: make([]block, n+1), free: n, cached: make(map[uint64]int32, n), pass: 1}
 	for i := range p.blocks {
 		p.blocks[i].prev, p.blocks[i].next = int32(i-1), int32(i+1)
 	}
@@ -50,7 +49,7 @@ func (p *pool) take() (id int32, hash uint64, evicted bool) {
 	p.unlink(b)
 	b.refs = 1
 	if b.cached {
-		p.table.remove(b.hash, id)
+		delete(p.cached, b.hash)
 		b.cached = false
 		if b.pass != p.pass {
 			p.evicted = append(p.evicted, b.hash)
@@ -79,14 +78,14 @@ func (p *pool) release(id int32) {
 	b.prev, b.next = p.blocks[end].prev, end
 	p.blocks[b.prev].next, p.blocks[end].prev = id, id
 	p.free++
-	p.frees++
 }
 
 // store makes a pinned block findable, unless another has its hash already.
 func (p *pool) store(id int32, hash uint64) bool {
-	if !p.table.add(p.blocks, hash, id) {
+	if _, ok := p.cached[hash]; ok {
 		return false
 	}
+	p.cached[hash] = id
 	b := &p.blocks[id]
 	b.hash, b.cached, b.pass = hash, true, p.pass
 	return true
@@ -94,7 +93,8 @@ func (p *pool) store(id int32, hash uint64) bool {
 
 // find is the block with this hash.
 func (p *pool) find(hash uint64) (id int32, ok bool) {
-	return p.table.find(p.blocks, hash)
+	id, ok = p.cached[hash]
+	return id, ok
 }
 
 // nextPass begins a pass.

@@ -101,24 +101,12 @@ func (e *Engine) preempt() {
 	e.queue = slices.Insert(e.queue, 0, s)
 }
 
-// stuck is the head of the queue that did not fit: it fits no better before a block comes free, the budget is smaller,
-// which makes for a smaller chunk, or the first of its blocks that was missing is cached.
-type stuck struct {
-	seq     *Sequence
-	frees   uint64 // pool.frees at that time
-	budget  int
-	missing uint64 // 0 where all were cached
-}
-
 // admit pins what is cached of the head of the queue and returns how many tokens of it the pass computes; 0
 // if it does not fit.
 func (e *Engine) admit(s *Sequence, budget int) int {
-	k := &e.stuck
-	_, found := e.pool.find(k.missing)
-	if e.pool.free == 0 || k.seq == s && k.frees == e.pool.frees && budget >= k.budget && !found {
+	if e.pool.free == 0 {
 		return 0
 	}
-	*k = stuck{seq: s, frees: e.pool.frees, budget: budget}
 	size := e.cfg.BlockSize
 	most := (s.tokens() - 1) / size
 	if s.req.BypassCache {
@@ -127,10 +115,8 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	idle := 0 // hits that are in the LRU list
 	hits := s.blocks[:0]
 	for i := range most {
-		h := s.hash(i, size)
-		id, ok := e.pool.find(h)
+		id, ok := e.pool.find(s.hash(i, size))
 		if !ok {
-			k.missing = h
 			break
 		}
 		if e.pool.blocks[id].refs == 0 {
@@ -154,7 +140,7 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	for _, id := range hits {
 		e.pool.pin(id)
 	}
-	s.blocks, s.computed, s.state, k.seq = hits, cached, running, nil
+	s.blocks, s.computed, s.state = hits, cached, running
 	if !s.admitted {
 		s.result.CachedTokens = cached
 		s.admitted = s.req.Received == 0
