@@ -44,14 +44,13 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 // Release ends a reservation of Pick.
 func (k *Quick) Release(rep *policy.Replica) {
 	rep.State().Book.Add(-1 << state.TokenBits)
-	k.freed(rep)
+	if k.slow.Load() != 0 {
+		k.serve(rep)
+	}
 }
 
-// freed serves the requests that wait for a replica of which a reservation has ended. It takes no lock where none waits.
-func (k *Quick) freed(rep *policy.Replica) {
-	if k.slow.Load() == 0 {
-		return
-	}
+// serve gives the room of a reservation that has ended to the requests that wait.
+func (k *Quick) serve(rep *policy.Replica) {
 	r := k.router
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics

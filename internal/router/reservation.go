@@ -64,13 +64,16 @@ func (b *Reservation) Answered() time.Duration {
 	return took
 }
 
-// Release gives back what the reservation holds and serves the requests that wait for it. Later
-// calls do nothing.
+// Release gives back what the reservation holds and serves the requests that wait for it. It takes no lock where none
+// waits. Later calls do nothing.
 func (b *Reservation) Release() {
-	if b.end() {
-		b.router.quick.freed(b.Decision.Replica)
-		b.router.Health.Sync()
+	if !b.end() {
+		return
 	}
+	if quick := &b.router.quick; quick.slow.Load() != 0 {
+		quick.serve(b.Decision.Replica)
+	}
+	b.router.Health.Sync()
 }
 
 // Withdraw ends the reservation of an attempt that was never sent: Release, and the policy takes
