@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/encoding"
+	encodingproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
@@ -62,6 +65,36 @@ type Way struct {
 	Split bool // in two legs
 	// Limit is how long the call waits for the first message, until another replica gets it; 0 = it stays.
 	Limit time.Duration
+}
+
+// Sends gives the request message, which is sent once for each attempt.
+func (a *Attempts) Sends(msg any) {
+	c := a.call
+	b := c.handle.bound.Load()
+	prioritized := len(metadata.ValueFromOutgoingContext(c.Context, priorityKey)) > 0 // the context is the application's
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.key.msg = msg
+	legs := b == noBinding || b.Router.Fleet.Divided()
+	if (legs || b.Resumes) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
+		c.Resume = &Resume{call: c}
+	}
+	if _, a.single = msg.(*grpc.PreparedMsg); a.single || a.base == nil {
+		return
+	}
+	once := a.chosen || a.base.Name() != encodingproto.Name
+	switch msg.(type) {
+	case nil, proto.Message, protoadapt.MessageV1: // gRPC may encode it as often as it likes
+	default:
+		once = true
+	}
+	// A patch is appended when gRPC encodes the message, since only then the replica is certain.
+	if patched := legs || b.Ranks || prioritized; !once && !patched {
+		return
+	}
+	a.coded = true
+	a.codec = &requestCodec{CodecV2: a.base, call: c, msg: msg, once: once}
+	a.Each = append(slices.Clip(a.Each), grpc.ForceCodecV2(a.codec))
 }
 
 // Run makes attempts with send until one succeeds. Where one has been made and failed, failed is its error, else nil.
@@ -326,108 +359,58 @@ func (a *Attempts) Drop() {
 	a.call.dropped = true
 }
 
-// A cause is why an attempt failed. It alone decides what follows.
-type cause uint8
-
-const (
-	final    cause = iota // nothing: another replica would answer the same, or it is not known
-	full                  // the picker found every replica full: the call waits in the queue; nothing was tried
-	refused               // the replica refused the request with warmpath's trailer since it is full: back to the queue
-	rejected              // the replica answered RESOURCE_EXHAUSTED: one other replica is tried
-	unsent                // no replica got the request: another attempt
-	broken                // the request was sent, and no answer came, or UNAVAILABLE: one more attempt
-	late                  // first_token_timeout passed, and the attempt was cancelled: one more attempt
-	taken                 // a decode leg began again with KV cache that the replica of before may have taken: both legs again
-)
-
-// causeOf returns why an attempt failed before its first message. It rests on the status code, on whether the request
-// was sent, and on whether anything of an answer came, trailers above all.
-func causeOf(err error, last *attempt) cause {
-	code := status.Code(err)
-	switch {
-	case err == ErrLate:
-		return late
-	case last.Full && code == codes.ResourceExhausted:
-		return full
-	case !last.BytesSent && code == codes.Unavailable:
-		return unsent
-	case !last.BytesSent, code == codes.DeadlineExceeded:
-		return final
-	case last.Refused:
-		return refused
-	case code == codes.Unavailable, !last.BytesReceived: // without an answer the stream was reset
-		return broken
-	case code == codes.ResourceExhausted && last.statusAlone:
-		// Otherwise it is this client that refuses the answer: it is larger than the client takes.
-		return rejected
-	}
-	return final
+// Options are the options of a call, as its attempts and its end need them.
+type Options struct {
+	Each   []grpc.CallOption // of each attempt
+	finish func(error)       // all OnFinish: gRPC would run them after every attempt, the application wants them once
+	base   encoding.CodecV2  // what gRPC takes; nil = of an older interface, which returns bytes that gRPC does not free
+	chosen bool              // an option names the codec
+	Passed                   // zero where it is none of a proxy
 }
 
-// retries are the reasons under which another attempt is counted.
-var retries = [...]string{
-	refused: telemetry.RetryRejected, rejected: telemetry.RetryRejected,
-	unsent: telemetry.RetryUnsent, broken: telemetry.RetryBroken, late: telemetry.RetryTimeout, taken: telemetry.RetryBroken,
+// Passed is the option of a stream that a proxy passes on: it is always read to its end, so it is never abandoned.
+type Passed struct {
+	grpc.EmptyCallOption
+	Proxied bool
+	Defers  bool // the first message opens the stream, whatever its dialect asks for
 }
 
-// deadlineSlack is by how much a replica's timer may be ahead of the client's: it resets the stream at the deadline.
-const deadlineSlack = 50 * time.Millisecond
-
-// ended returns the status of a call whose context has ended, or ends in this moment: then the replica resets the
-// stream with CANCEL. It returns nil where the context goes on.
-func ended(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return status.FromContextError(ctx.Err()).Err()
+// optionsOf splits the options of a call.
+func optionsOf(opts []grpc.CallOption) Options {
+	all, name := Options{Each: opts}, encodingproto.Name
+	for _, o := range opts {
+		switch o := o.(type) {
+		case grpc.OnFinishCallOption:
+			before := all
+			all.finish = func(err error) { before.Finish(err); o.OnFinish(err) }
+		case grpc.ForceCodecV2CallOption:
+			all.base, all.chosen = o.CodecV2, true
+		case grpc.ForceCodecCallOption, grpc.CustomCodecCallOption:
+			all.base, all.chosen = nil, true
+		case grpc.ContentSubtypeCallOption:
+			name = o.ContentSubtype
+		case Passed:
+			all.Passed = o
+		}
 	}
-	if end, ok := ctx.Deadline(); ok && status.Code(err) == codes.Canceled && time.Until(end) < deadlineSlack {
-		return status.FromContextError(context.DeadlineExceeded).Err()
+	if !all.chosen {
+		all.base = encoding.GetCodecV2(name)
 	}
-	return nil
+	if all.Finishes() {
+		all.Each = slices.DeleteFunc(slices.Clone(opts), func(o grpc.CallOption) bool {
+			_, ok := o.(grpc.OnFinishCallOption)
+			return ok
+		})
+	}
+	return all
 }
 
-// A budget bounds the retries of one channel by the calls that it began: in any
-// window of budgetWindow a share of those calls, and a floor for channels with few.
-// A call costs one atomic addition; only a retry takes the lock.
-type budget struct {
-	calls atomic.Int64 // begun since the budget was last asked
+// Finishes reports whether the application waits for the end with OnFinish.
+func (o *Options) Finishes() bool { return o.finish != nil }
 
-	// mu guards the fields below; nothing is called under it.
-	mu      sync.Mutex
-	second  int64                                          // when the budget was last asked
-	seconds [budgetWindow]struct{ calls, retries float64 } // the last ones, by their number modulo the window
-}
-
-const (
-	budgetWindow = 10 // seconds
-	retryFloor   = 10 // retries a second on top of the share
-)
-
-// take takes one retry out of the budget, if it is there. A negative ratio means that
-// there is no bound. After a pause longer than the window the calls begun since count as if they had come evenly.
-func (b *budget) take(now time.Time, ratio float64) bool {
-	if ratio < 0 {
-		return true
+// Finish runs what the application gave to OnFinish.
+func (o *Options) Finish(err error) {
+	if o.finish != nil {
+		o.finish(err)
 	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	begun := float64(b.calls.Swap(0))
-	if pause := now.Unix() - b.second; b.second > 0 && pause > budgetWindow {
-		begun *= budgetWindow / float64(pause)
-	}
-	for b.second = max(b.second, now.Unix()-budgetWindow); b.second < now.Unix(); {
-		b.second++
-		b.seconds[b.second%budgetWindow].calls, b.seconds[b.second%budgetWindow].retries = 0, 0
-	}
-	last := &b.seconds[b.second%budgetWindow]
-	last.calls += begun
-	var calls, retries float64
-	for _, s := range b.seconds {
-		calls += s.calls
-		retries += s.retries
-	}
-	if retries+1 > ratio*calls+retryFloor*budgetWindow {
-		return false
-	}
-	last.retries++
-	return true
 }
