@@ -176,18 +176,8 @@ func (a *authenticator) build(c *Config) (*accessTable, map[string]*principal, e
 
 // credentials are those of a principal. The error names the field.
 func (c *Principal) credentials() (all []credential, err error) {
-	add := func(token string) error {
-		d, err := parseToken(token)
-		all = append(all, credential{token: d})
-		return err
-	}
 	for _, s := range c.Subjects {
 		all = append(all, credential{subject: s})
-	}
-	if c.Token != "" {
-		if err := add(c.Token); err != nil {
-			return nil, fmt.Errorf("token: %w", err)
-		}
 	}
 	if c.TokenFile == "" {
 		return all, nil
@@ -203,9 +193,11 @@ func (c *Principal) credentials() (all []credential, err error) {
 	}
 	for line := range strings.Lines(string(raw)) {
 		if line = strings.TrimSpace(line); line != "" {
-			if err := add(line); err != nil {
+			d, err := parseToken(line)
+			if err != nil {
 				return nil, fmt.Errorf("token_file: %s: a token: %w", c.TokenFile, err)
 			}
+			all = append(all, credential{token: d})
 		}
 	}
 	return all, nil

@@ -247,6 +247,8 @@ func TestRefusedFiles(t *testing.T) {
 	dir := tlsFiles(t, a)
 	dir.write("empty", nil)
 	dir.write("blank", []byte("has a blank\n"))
+	dir.write("short", []byte("0123456789abcdef\nshort\n"))
+	dir.write("digest", []byte("sha256:12\n"))
 	for _, tt := range []struct{ text, want string }{
 		{"tls: {cert: /no/such, key: /no/such}\n", "tls.cert, key: open /no/such"},
 		{dir.yaml(", ca: /no/such"), "tls.ca: open /no/such"},
@@ -256,7 +258,9 @@ func TestRefusedFiles(t *testing.T) {
 		{"principals: [{name: a, token_file: /no/such}]\n", "principals[0].token_file: open /no/such"},
 		{"principals: [{name: a, token_file: " + dir.path("empty") + "}]\n", "has no token"},
 		{"principals: [{name: a, token_file: " + dir.path("blank") + "}]\n", "without blanks"},
-		{"principals: [{name: a, token: 0123456789abcdef}, {name: b, token: 0123456789abcdef}]\n", "principals[1]: a token is that of a too"},
+		{"principals: [{name: a, token_file: " + dir.path("short") + "}]\n", "it is not 16 to 4096 characters"},
+		{"principals: [{name: a, token_file: " + dir.path("digest") + "}]\n", "what follows sha256: is not 64 hexadecimal digits"},
+		{WithTokens(t, "principals: [{name: a, token: 0123456789abcdef}, {name: b, token: 0123456789abcdef}]\n"), "principals[1]: a token is that of a too"},
 	} {
 		text := tt.text + quiet
 		if own, whole := strings.CutSuffix(tt.text, "#"); whole {

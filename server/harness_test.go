@@ -91,7 +91,7 @@ func serve(t testing.TB, config string, tracer trace.TracerProvider) *served {
 
 func parseConfig(t testing.TB, config string) *server.Config {
 	t.Helper()
-	c, err := server.ParseConfig([]byte(config))
+	c, err := server.ParseConfig([]byte(server.WithTokens(t, config)))
 	require.NoError(t, err)
 	return c
 }

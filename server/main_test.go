@@ -4,6 +4,9 @@ import (
 	"context"
 	"log/slog"
 	"net"
+	"os"
+	"path/filepath"
+	"regexp"
 	"sync"
 	"testing"
 	"time"
@@ -53,9 +56,20 @@ func (c *clock) advance(d time.Duration) {
 	c.at = c.at.Add(d)
 }
 
+var tokenForm = regexp.MustCompile(`\btoken: "?([^\s,}"]+)"?`)
+
+// WithTokens returns a config with a token_file in place of each "token: TEXT".
+func WithTokens(t testing.TB, config string) string {
+	return tokenForm.ReplaceAllStringFunc(config, func(s string) string {
+		path := filepath.Join(t.TempDir(), "token")
+		require.NoError(t, os.WriteFile(path, []byte(tokenForm.FindStringSubmatch(s)[1]), 0o600))
+		return "token_file: '" + path + "'"
+	})
+}
+
 func parse(t testing.TB, text string) *Config {
 	t.Helper()
-	c, err := ParseConfig([]byte(text))
+	c, err := ParseConfig([]byte(WithTokens(t, text)))
 	require.NoError(t, err)
 	return c
 }

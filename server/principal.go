@@ -23,10 +23,9 @@ import (
 type Principal struct {
 	// Name is for the log; unique.
 	Name string `json:"name"`
-	// Token is its token, 16 to 4096 characters without blanks, or "sha256:" and the token's SHA-256 in hex.
-	Token string `json:"token,omitempty"`
-	// TokenFile is a file of tokens, one a line, each as in token, all valid: a new token can be distributed before the
-	// old one is removed. It is read again when it changes.
+	// TokenFile is a file of tokens, one a line, all valid: a new token can be distributed before the old one is removed.
+	// Each is 16 to 4096 characters without blanks, or "sha256:" and the token's SHA-256 in hex. The file is read again
+	// when it changes.
 	TokenFile string `json:"token_file,omitempty"`
 	// Subjects are names in its certificate: a URI (SPIFFE id), a DNS name, or the common name. They need tls.ca.
 	Subjects []string `json:"subjects,omitempty"`
@@ -70,13 +69,8 @@ func (c *Principal) validate(t *TLS) error {
 	if err := checkName(c.Name); err != nil {
 		return fmt.Errorf("name: %w", err)
 	}
-	if c.Token == "" && c.TokenFile == "" && len(c.Subjects) == 0 {
-		return errors.New("token: the principal has neither token, nor token_file, nor subjects")
-	}
-	if c.Token != "" {
-		if _, err := parseToken(c.Token); err != nil {
-			return fmt.Errorf("token: %w", err)
-		}
+	if c.TokenFile == "" && len(c.Subjects) == 0 {
+		return errors.New("token_file: the principal has neither token_file nor subjects")
 	}
 	if len(c.Subjects) > 0 && (t == nil || t.CA == "") {
 		return errors.New("subjects: they need tls.ca")

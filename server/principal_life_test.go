@@ -270,12 +270,14 @@ func TestFilesOfTokensAreWatchedOnce(t *testing.T) {
 	dir := files{t, t.TempDir()}
 	dir.write("a", []byte("first-0123456789"))
 	dir.write("b", []byte("second-0123456789"))
-	text := "principals: [{name: a, token_file: " + dir.path("a") + "}, {name: b, token: bbbbbbbbbbbbbbbb}]\n" + quiet
-	f := start(t, text)
+	text := func(more string) string {
+		return "principals: [{name: a, token_file: " + dir.path("a") + more + "}]\n" + quiet
+	}
+	f := start(t, text(""))
 	first := f.authenticator.tokens[0]
-	require.NoError(t, f.Update(parse(t, strings.Replace(text, ", {name: b, token: bbbbbbbbbbbbbbbb}", "", 1))))
+	require.NoError(t, f.Update(parse(t, text(", rate: 7"))))
 	require.Same(t, first, f.authenticator.tokens[0])
-	require.NoError(t, f.Update(parse(t, strings.Replace(text, "token: bbbbbbbbbbbbbbbb", "token_file: "+dir.path("b"), 1))))
+	require.NoError(t, f.Update(parse(t, text("}, {name: b, token_file: "+dir.path("b")))))
 	require.Len(t, f.authenticator.tokens, 2)
 	require.NotSame(t, first, f.authenticator.tokens[0])
 }

@@ -261,7 +261,7 @@ func TestHAProxySlowBody(t *testing.T) {
 // HAProxy sends its own token to the server, and not the client's.
 func TestHAProxyToken(t *testing.T) {
 	replicas := httpReplicas(t)
-	_, at := httpLookAside(t, replicas, "round_robin: {}", "principals: [{name: proxy, token: proxy-0123456789abcd}]\n")
+	_, at := httpLookAside(t, replicas, "round_robin: {}", "principals: [{name: proxy, token_file: "+tokenFile(t, "proxy-0123456789abcd")+"}]\n")
 	f := startHAProxy(t, at, at, replicas, "WARMPATH_TOKEN=proxy-0123456789abcd")
 	require.Equal(t, "round_robin", f.post(strings.NewReader(chat("x")), "Authorization", "Bearer client").reason)
 	f = startHAProxy(t, at, at, replicas)

@@ -187,14 +187,17 @@ func TestPageFits(t *testing.T) {
 // A browser with a token sees what its principal may see, also in updates, until the principal is removed.
 func TestPageForPrincipals(t *testing.T) {
 	b := openBrowser(t)
-	config := pageFleet(2) + "  code: {replicas: [{id: b, address: 'h:1'}]}\nprincipals: [{name: team, token: team-0123456789abcdef, deployments: [chat]}]\n"
-	s := servePage(t, config)
+	config := func(token string) string {
+		return pageFleet(2) + "  code: {replicas: [{id: b, address: 'h:1'}]}\nprincipals: [{name: team, token_file: " +
+			tokenFile(t, token) + ", deployments: [chat]}]\n"
+	}
+	s := servePage(t, config("team-0123456789abcdef"))
 	b.token("Basic " + base64.StdEncoding.EncodeToString([]byte(":team-0123456789abcdef")))
 	b.show(s.url, 1600, "light")
 	b.updates(1)
 	require.Equal(t, []string{"Where would it go?", "chat", "Servers"}, eval[[]string](b, `[...document.querySelectorAll("h2")].map((e) => e.textContent)`))
 	eval[bool](b, `form.requestSubmit(); true`)
 	b.until("the answer", `document.getElementById("answer").textContent.includes("The scores are for trusted principals.")`)
-	require.NoError(t, s.server.Update(parsePage(t, strings.ReplaceAll(config, "team-", "other-"))))
+	require.NoError(t, s.server.Update(parsePage(t, config("other-0123456789abcdef"))))
 	b.until("the stream ends", `link.value === "disconnected"`)
 }

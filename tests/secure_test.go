@@ -35,6 +35,14 @@ func keyPair(t *testing.T, cert *x509.Certificate, key *ecdsa.PrivateKey) (certP
 	return certPath, keyPath
 }
 
+// tokenFile is a file with a token.
+func tokenFile(t testing.TB, token string) (path string) {
+	t.Helper()
+	path = filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(path, []byte(token), 0o600))
+	return path
+}
+
 // With TLS, a replica registers with its token and a channel follows the server with its own token. Without a valid
 // token a channel gets no replica.
 func TestSecureLookasideServer(t *testing.T) {
@@ -43,20 +51,16 @@ func TestSecureLookasideServer(t *testing.T) {
 	pool.AddCert(ca)
 	cert, key := certificate(t, ca, caKey, "warmpath.example")
 	certPath, keyPath := keyPair(t, cert, key)
-	token := func(text string) string {
-		path := filepath.Join(t.TempDir(), "token")
-		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
-		return path
-	}
+	engines, app := tokenFile(t, "engines-0123456789"), tokenFile(t, "app-0123456789abc")
 	c, err := server.ParseConfig(fmt.Appendf(nil, `
 load_interval: 20ms
 tls: {cert: %s, key: %s}
 principals:
-- {name: engines, token: engines-0123456789, register: true}
-- {name: app, token: app-0123456789abc, deployments: [chat]}
+- {name: engines, token_file: %s, register: true}
+- {name: app, token_file: %s, deployments: [chat]}
 deployments:
   chat: {register: true, policy: {prefix_cache_affinity: {}}, dialects: %s}
-`, certPath, keyPath, dialects))
+`, certPath, keyPath, engines, app, dialects))
 	require.NoError(t, err)
 	s, err := server.New(c, server.Options{})
 	require.NoError(t, err)
@@ -77,7 +81,7 @@ deployments:
 		own := listenLoopback(t)
 		m, err := modelserver.New(modelserver.Config{
 			Replica: policy.Attributes{ID: fmt.Sprint("r", i), Address: own.Addr().String()},
-			Servers: []string{lis.Addr().String()}, Deployment: "chat", DialOptions: reached(token("engines-0123456789")), DrainNotice: -1,
+			Servers: []string{lis.Addr().String()}, Deployment: "chat", DialOptions: reached(engines), DrainNotice: -1,
 		})
 		require.NoError(t, err)
 		ctx, drain := context.WithCancel(context.Background())
@@ -90,7 +94,7 @@ deployments:
 			require.NoError(t, <-ended)
 		})
 	}
-	cc, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(token("app-0123456789abc"))...))
+	cc, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(app)...))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = cc.Close() })
 	stub := testpb.NewTestServiceClient(cc)
@@ -109,7 +113,7 @@ deployments:
 	}
 	require.Positive(t, d.MatchedTokens, "predicted from its own routes")
 
-	unauthorized, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(token("nobody-0123456789"))...))
+	unauthorized, err := client.New("warmpath://"+lis.Addr().String()+"/chat", insecureOption(), client.WithServerDialOptions(reached(tokenFile(t, "nobody-0123456789"))...))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = unauthorized.Close() })
 	_, err = testpb.NewTestServiceClient(unauthorized).UnaryCall(deadline(t), simple("x"))

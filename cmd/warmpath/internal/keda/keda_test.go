@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -238,8 +239,10 @@ func TestMistakes(t *testing.T) {
 
 // The server's principals apply here too.
 func TestPrincipals(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	require.NoError(t, os.WriteFile(token, []byte("0123456789abcdef"), 0o600))
 	f := start(t, `
-principals: [{name: keda, token: 0123456789abcdef, deployments: [chat]}]
+principals: [{name: keda, token_file: `+token+`, deployments: [chat]}]
 deployments: {chat: {replicas: [{id: a, address: "10.0.0.1:1"}]}, code: {replicas: [{id: b, address: "10.0.0.1:2"}]}}
 `)
 	_, err := f.IsActive(t.Context(), trigger("ongoingRequests", "1"))
