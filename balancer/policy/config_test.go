@@ -111,7 +111,8 @@ func TestParseConfigRefuses(t *testing.T) {
 		"num_virtual_nodes many":    {`{"policy":{"consistent_hash":{"num_virtual_nodes":"many"}}}`, "policy.consistent_hash: num_virtual_nodes: it is a string"},
 		"num_fallback_replicas":     {`{"policy":{"consistent_hash":{"num_fallback_replicas":-1}}}`, "policy.consistent_hash: num_fallback_replicas: it is a number -1"},
 		"max_load_factor":           {`{"policy":{"consistent_hash":{"max_load_factor":0.5}}}`, "policy.consistent_hash: max_load_factor: 0.5"},
-		"sticky_sessions":           {`{"policy":{"kv_aware":{"sticky_sessions":1}}}`, "sticky_sessions: it is a number, not true or false"},
+		"require_prompt":            {in(`"require_prompt":1`), "require_prompt: it is a number, not true or false"},
+		"sticky_sessions":           {`{"policy":{"kv_aware":{"sticky_sessions":true}}}`, `policy.kv_aware: unknown field "sticky_sessions"`},
 		"policy config of a word":   {`{"policy":{"consistent_hash":"x"}}`, "policy.consistent_hash: the config is a string, not an object"},
 	} {
 		t.Run(name, func(t *testing.T) {

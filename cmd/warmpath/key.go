@@ -15,8 +15,7 @@ import (
 // keyOf returns what a policy orders the replicas by: the kind, and a sentence.
 func keyOf(c *policy.Config, q *policy.Request) (kind, sentence string) {
 	var config struct {
-		StickySessions bool   `json:"sticky_sessions"`
-		OnMiss         string `json:"on_miss"`
+		OnMiss string `json:"on_miss"`
 	}
 	_ = json.Unmarshal(c.Policy.Config, &config) // absent, or checked before
 	name := cmp.Or(c.Policy.Name, policy.Default)
@@ -35,8 +34,6 @@ func keyOf(c *policy.Config, q *policy.Request) (kind, sentence string) {
 		return "session", fmt.Sprintf("the session %s, since there is no prompt", quote(q.Session))
 	case q.Prompt.Empty():
 		return "", "none: give --prompt, --prompt-file or --session"
-	case q.Session != "" && config.StickySessions:
-		return "session", fmt.Sprintf("the session %s, because of sticky_sessions", quote(q.Session))
 	case config.OnMiss == string(prefixaffinity.OnMissSmallest):
 		return "", "none: on_miss smallest goes by how much was sent where"
 	}

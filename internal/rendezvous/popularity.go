@@ -100,17 +100,17 @@ type look struct {
 // looks has memory for prompts under way.
 var looks = sync.Pool{New: func() any { return new([]look) }}
 
-// Read cuts the prompt of a request and finds its key, for so many replicas. Where the
-// request has a session and no prompt, or sticky is set, the session is the key.
-func (p *Popularity) Read(s *Prompt, q *policy.Request, g Grain, seed kvindex.Seed, replicas int, sticky bool) {
+// Read cuts the prompt of a request and finds its key, for so many replicas. Without a
+// prompt the session is the key.
+func (p *Popularity) Read(s *Prompt, q *policy.Request, g Grain, seed kvindex.Seed, replicas int) {
 	s.Tokens = q.PromptTokens
-	if !q.Prompt.Empty() {
+	switch {
+	case !q.Prompt.Empty():
 		s.Cut(q.Prompt, q.PromptTokens, g, seed)
 		p.Find(s, replicas)
 		s.Key = s.Hashes[s.First]
 		s.Second = s.Half > s.First && s.Hashes[s.Half]&1 == 1
-	}
-	if q.Session != "" && (sticky || q.Prompt.Empty()) {
+	case q.Session != "":
 		s.Key, s.Second = SessionKey(q.Affinity()), false
 	}
 }

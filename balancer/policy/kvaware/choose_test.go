@@ -191,16 +191,6 @@ func TestWithoutPrompt(t *testing.T) {
 	assert.Equal(t, policy.ReasonNoKey, routertest.Choose(t, r, &policy.Request{}).Reason)
 }
 
-func TestStickySessions(t *testing.T) {
-	r := policytest.NewRouter(t, newPolicy(t, with(func(c *Config) { c.StickySessions = true })).policy(), policytest.Fleet(16))
-	home := routertest.Choose(t, r, policytest.Session("s")).Replica.ID
-	for i := range 8 {
-		q := ask(tokens(i, 500))
-		q.Session = "s"
-		assert.Equal(t, home, routertest.Choose(t, r, q).Replica.ID)
-	}
-}
-
 func TestRanks(t *testing.T) {
 	fleet := policytest.Fleet(3)
 	for i := range fleet {

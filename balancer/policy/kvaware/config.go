@@ -44,10 +44,6 @@ type Config struct {
 	// KVTokens is the size of a replica's KV cache in tokens, for replicas that report
 	// neither their contents nor their size; 0 = 1,000,000, Off = no bound but IndexBytes.
 	KVTokens policy.Limit `json:"kv_tokens,omitempty"`
-
-	// StickySessions makes the session the key of the rendezvous order instead of the
-	// distinguishing block, for requests that have one.
-	StickySessions bool `json:"sticky_sessions,omitempty"`
 }
 
 // Name implements [policy.NamedConfig].

@@ -32,6 +32,6 @@ func TestBoundsNameTheField(t *testing.T) {
 
 func TestConfigInJSON(t *testing.T) {
 	c := Config{}.WithDefaults()
-	require.NoError(t, json.Unmarshal([]byte(`{"block_tokens":32,"index_bytes":2097152,"kv_tokens":7,"sticky_sessions":true}`), &c))
-	assert.Equal(t, Config{32, 2 << 20, 7, true}, c)
+	require.NoError(t, json.Unmarshal([]byte(`{"block_tokens":32,"index_bytes":2097152,"kv_tokens":7}`), &c))
+	assert.Equal(t, Config{32, 2 << 20, 7}, c)
 }

@@ -74,7 +74,7 @@ func (p *kvAware) prepare(_ context.Context, q *policy.Request, v policy.View) e
 			return nil
 		}
 		s = new(prepared)
-		p.popularity.Read(&s.Prompt, q, p.caches.Grain(q.Model), p.caches.Seed(q), len(v.Replicas()), p.config.StickySessions)
+		p.popularity.Read(&s.Prompt, q, p.caches.Grain(q.Model), p.caches.Seed(q), len(v.Replicas()))
 		q.Prepared = s
 	}
 	s.since = p.recent.before.Load() // before the index is searched

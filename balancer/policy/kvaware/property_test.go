@@ -19,14 +19,7 @@ import (
 )
 
 func TestConform(t *testing.T) {
-	for name, change := range map[string]func(*Config){
-		"default": func(*Config) {},
-		"sticky":  func(c *Config) { c.StickySessions = true },
-	} {
-		t.Run(name, func(t *testing.T) {
-			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)).policy() })
-		})
-	}
+	policytest.Conform(t, func() policy.Policy { return newPolicy(t, Config{}.WithDefaults()).policy() })
 }
 
 // A thousand requests that were prepared together, before any pick, spread like a thousand one by one; also if

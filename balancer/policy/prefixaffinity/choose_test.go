@@ -143,13 +143,6 @@ func TestSteps(t *testing.T) {
 			before: func(r *router.Router, places []string) { policytest.Fill(t, r, places[0], 2) },
 			why:    policy.ReasonPrefixMatch, matched: 800,
 		}, {
-			name: "sticky sessions", request: func() *policy.Request {
-				q := ask(tokens(9, 800))
-				q.Session = "s"
-				return q
-			}(),
-			config: func(c *Config) { c.StickySessions = true }, why: policy.ReasonRendezvous,
-		}, {
 			name: "shorter than a block", request: askText("hi"), why: policy.ReasonRendezvous,
 		}, {
 			name: "no prompt", request: policytest.Session("s"), why: policy.ReasonRendezvous,

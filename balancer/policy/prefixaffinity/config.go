@@ -56,10 +56,6 @@ type Config struct {
 	// random, while the ongoing requests of the replicas in question differ by
 	// more. 0 = never: the load bound, which is per replica, does it better.
 	ImbalancedThreshold int `json:"imbalanced_threshold,omitempty"`
-
-	// StickySessions makes the session the key of the rendezvous order instead of the
-	// distinguishing block, for requests that have one.
-	StickySessions bool `json:"sticky_sessions,omitempty"`
 }
 
 // Name implements [policy.NamedConfig].

@@ -48,6 +48,6 @@ func TestBoundsNameTheField(t *testing.T) {
 func TestConfigInJSON(t *testing.T) {
 	c := Config{}.WithDefaults()
 	require.NoError(t, json.Unmarshal([]byte(`{"match_rate_threshold":0.2,"block_tokens":32,"index_bytes":2097152,
-		"on_miss":"smallest","imbalanced_threshold":3,"sticky_sessions":true}`), &c))
-	assert.Equal(t, Config{0.2, 32, 2 << 20, OnMissSmallest, 3, true}, c)
+		"on_miss":"smallest","imbalanced_threshold":3}`), &c))
+	assert.Equal(t, Config{0.2, 32, 2 << 20, OnMissSmallest, 3}, c)
 }

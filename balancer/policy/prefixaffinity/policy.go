@@ -120,7 +120,7 @@ func (p *affinity) read(s *prepared, q *policy.Request, replicas int) {
 		s.Hashes = s.Hashes[:s.Length/s.Size] // full blocks only
 		return
 	}
-	p.popularity.Read(&s.Prompt, q, grain, seed, replicas, p.config.StickySessions)
+	p.popularity.Read(&s.Prompt, q, grain, seed, replicas)
 }
 
 // find searches the index and puts the fleet in order.

@@ -23,7 +23,6 @@ func TestConform(t *testing.T) {
 		"least_loaded": func(c *Config) { c.OnMiss = OnMissLeastLoaded },
 		"smallest":     func(c *Config) { c.OnMiss = OnMissSmallest },
 		"imbalanced":   func(c *Config) { c.ImbalancedThreshold = 1 },
-		"sticky":       func(c *Config) { c.StickySessions = true },
 	} {
 		t.Run(name, func(t *testing.T) {
 			policytest.Conform(t, func() policy.Policy { return newPolicy(t, with(change)).policy() })
