@@ -103,7 +103,7 @@ func (w *natsWire) mend() {
 
 // startCluster starts the servers, with embedded NATS or with a separate one.
 func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serverCluster {
-	fleet, err := drive.StartFleet(t.Context(), 4, grpcserver.Config{
+	fleet, err := drive.StartFleet(t.Context(), 4, 0, grpcserver.Config{
 		Engine: enginesim.Config{KVTokens: 60_000}, // full after a third of the conversations
 		Speed:  speed, KVEvents: kvpublish.NewLog(0),
 	})

@@ -91,7 +91,7 @@ func (r *engineRun) run(c *cobra.Command) error {
 	fmt.Fprintf(c.OutOrStdout(), "%s engine with %d tokens of KV cache, %g times real time, listens on %s\n",
 		r.Engine.Preset, r.Engine.KVTokens, r.Speed, s.Addr())
 	if r.Disaggregation != nil {
-		fmt.Fprintf(c.OutOrStdout(), "role %s, bootstrap address %s, engine id %s\n", r.legs.role, s.KVAddr(), s.KVEngineID())
+		fmt.Fprintf(c.OutOrStdout(), "role %s, bootstrap address %s, engine id %s\n", r.legs.Role, s.KVAddr(), s.KVEngineID())
 	}
 	if where != "" {
 		fmt.Fprintf(c.OutOrStdout(), "KV events on %s\n", where)

@@ -79,33 +79,28 @@ func listen(ctx context.Context, endpoint string) (net.Listener, error) {
 }
 
 // legFlags make an engine one of prefill and decode engines.
-type legFlags struct{ role, connector, listen string }
-
-var (
-	roles      = []string{string(grpcserver.Both), string(grpcserver.Prefill), string(grpcserver.Decode)}
-	connectors = []string{string(grpcserver.NIXL), string(grpcserver.Mooncake), string(grpcserver.Rooms)}
-)
+type legFlags struct{ grpcserver.Disaggregation }
 
 func (l *legFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&l.role, "role", "", "part of requests that it serves, where prefill and decode are apart: `both`, prefill, decode")
-	f.StringVar(&l.connector, "kv-connector", string(grpcserver.NIXL),
+	f.StringVar((*string)(&l.Role), "role", "",
+		"part of requests that it serves, where prefill and decode are apart: `both`, prefill, decode")
+	f.StringVar((*string)(&l.Connector), "kv-connector", string(grpcserver.NIXL),
 		"how the legs of a request meet: `nixl` and mooncake as in vLLM, rooms as in SGLang")
-	f.StringVar(&l.listen, "kv-listen", "", "the `address` where decode engines ask a prefill engine for KV, host:port")
+	f.StringVar(&l.Listen, "kv-listen", "", "the `address` where decode engines ask a prefill engine for KV, host:port")
 }
 
 func (l *legFlags) check() error {
-	if l.role == "" {
+	if l.Role == "" {
 		return nil
 	}
-	return first(oneOf("role", l.role, roles), oneOf("kv-connector", l.connector, connectors))
+	return first(oneOf("role", string(l.Role), grpcserver.Roles),
+		oneOf("kv-connector", string(l.Connector), grpcserver.Connectors))
 }
 
 // disaggregation is nil for an engine without a role.
 func (l *legFlags) disaggregation() *grpcserver.Disaggregation {
-	if l.role == "" {
+	if l.Role == "" {
 		return nil
 	}
-	return &grpcserver.Disaggregation{
-		Role: grpcserver.Role(l.role), Connector: grpcserver.Connector(l.connector), Listen: l.listen,
-	}
+	return &l.Disaggregation
 }

@@ -177,7 +177,7 @@ func (l *live) start(ctx context.Context, o *drive.Options, mode string) (stop f
 	if mode == modeApart {
 		prefills = max(l.engines/4, 1)
 	}
-	fleet, err := drive.StartDivided(ctx, l.engines, prefills, engines)
+	fleet, err := drive.StartFleet(ctx, l.engines, prefills, engines)
 	if err != nil {
 		return func() {}, err
 	}

@@ -152,7 +152,7 @@ func conversations(t *testing.T, n, turns int) string {
 
 func TestReplay(t *testing.T) {
 	const speed = 20
-	fleet, err := drive.StartFleet(t.Context(), 4, grpcserver.Config{Speed: speed})
+	fleet, err := drive.StartFleet(t.Context(), 4, 0, grpcserver.Config{Speed: speed})
 	require.NoError(t, err)
 	defer fleet.Kill()
 	args := []string{"replay", "--trace", conversations(t, 10, 4), "--format", "mooncake", "--target", fleet.Target(),
@@ -176,7 +176,7 @@ func TestReplay(t *testing.T) {
 }
 
 func TestReplayText(t *testing.T) {
-	fleet, err := drive.StartFleet(t.Context(), 1, grpcserver.Config{Speed: 50})
+	fleet, err := drive.StartFleet(t.Context(), 1, 0, grpcserver.Config{Speed: 50})
 	require.NoError(t, err)
 	defer fleet.Kill()
 	trace := file(t, "text.jsonl", `{"timestamp": 1000, "session_id": "s", "input": "`+strings.Repeat("well ", 100)+`", "output": "four words of answer"}
@@ -200,7 +200,7 @@ func TestReplayFails(t *testing.T) {
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "no replica answers")
 
-	fleet, err := drive.StartFleet(t.Context(), 1, grpcserver.Config{Virtual: true, Engine: enginesim.Config{MaxModelLen: 100}})
+	fleet, err := drive.StartFleet(t.Context(), 1, 0, grpcserver.Config{Virtual: true, Engine: enginesim.Config{MaxModelLen: 100}})
 	require.NoError(t, err)
 	defer fleet.Kill()
 	code, stdout, stderr = command(t, "replay", "--trace", trace, "--format", "mooncake", "--target", fleet.Target(), "--json")

@@ -42,7 +42,7 @@ func TestDemoModes(t *testing.T) {
 // With a target, replay also starts a look-aside server for its replicas.
 func TestReplayModes(t *testing.T) {
 	const speed = 20
-	fleet, err := drive.StartFleet(t.Context(), 3, grpcserver.Config{Speed: speed})
+	fleet, err := drive.StartFleet(t.Context(), 3, 0, grpcserver.Config{Speed: speed})
 	require.NoError(t, err)
 	defer fleet.Kill()
 	code, stdout, stderr := command(t, "replay", "--trace", conversations(t, 10, 4), "--format", "mooncake", "--target", fleet.Target(),

@@ -14,6 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
@@ -203,18 +204,18 @@ func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decis
 	if d.Usage.PromptTokens > 0 {
 		s.Prompt = d.Usage.PromptTokens
 	}
-	switch cached, ok := a.figure(trailerCached); {
+	switch cached, ok := a.figure(grpcserver.TrailerCached); {
 	case d.Usage.CachedTokens >= 0:
 		s.Cached = d.Usage.CachedTokens
 	case ok:
 		s.Cached = int(cached)
 	}
 	s.Computed = s.Prompt - s.Cached
-	if computed, ok := a.figure(trailerComputed); ok && d.Prefill == "" {
+	if computed, ok := a.figure(grpcserver.TrailerComputed); ok && d.Prefill == "" {
 		s.Computed = int(computed)
 	}
-	ttft, first := a.figure(trailerTTFT)
-	e2e, whole := a.figure(trailerE2E)
+	ttft, first := a.figure(grpcserver.TrailerTTFT)
+	e2e, whole := a.figure(grpcserver.TrailerE2E)
 	if first && whole && d.Attempts <= 1 && !r.OwnClock {
 		waited := r.scale(d.Queued)
 		s.TTFT, s.Latency = waited+milliseconds(ttft), waited+milliseconds(e2e)

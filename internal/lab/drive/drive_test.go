@@ -23,7 +23,7 @@ import (
 
 func engines(t *testing.T, n int, c grpcserver.Config) *Fleet {
 	t.Helper()
-	f, err := StartFleet(t.Context(), n, c)
+	f, err := StartFleet(t.Context(), n, 0, c)
 	require.NoError(t, err)
 	t.Cleanup(f.Kill)
 	return f
@@ -172,7 +172,7 @@ func TestMeasure(t *testing.T) {
 	r := run{Options: &Options{Speed: 60, WarmUp: time.Second}}
 	start := time.Now()
 	q := &workload.Request{At: 2 * time.Second, PromptTokens: 100}
-	trailer := metadata.Pairs(trailerTTFT, "150.5", trailerE2E, "350.5", trailerCached, "32", trailerComputed, "70")
+	trailer := metadata.Pairs(grpcserver.TrailerTTFT, "150.5", grpcserver.TrailerE2E, "350.5", grpcserver.TrailerCached, "32", grpcserver.TrailerComputed, "70")
 	a := answer{first: start.Add(10 * time.Millisecond), output: 11, trailer: trailer}
 	d := client.Decision{Replica: "a", Reason: policy.ReasonQueued, Queued: 2 * time.Millisecond, Attempts: 1, Usage: policy.NoUsage}
 	var s Sample
@@ -227,6 +227,6 @@ func TestRunRefuses(t *testing.T) {
 }
 
 func TestStartFleetRefuses(t *testing.T) {
-	_, err := StartFleet(t.Context(), 2, grpcserver.Config{Engine: enginesim.Config{Preset: "none"}})
+	_, err := StartFleet(t.Context(), 2, 0, grpcserver.Config{Engine: enginesim.Config{Preset: "none"}})
 	require.ErrorContains(t, err, "none")
 }

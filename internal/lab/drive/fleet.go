@@ -19,13 +19,9 @@ type Fleet struct {
 	replicas []policy.Attributes
 }
 
-// StartFleet starts n engines alike. Where the config has a log of KV events, each has one of its own.
-func StartFleet(ctx context.Context, n int, c grpcserver.Config) (*Fleet, error) {
-	return StartDivided(ctx, n, 0, c)
-}
-
-// StartDivided starts n engines of which the first ones prefill for the others, which decode; with 0 none has a role.
-func StartDivided(ctx context.Context, n, prefills int, c grpcserver.Config) (*Fleet, error) {
+// StartFleet starts n engines, of which the first ones prefill for the others, which decode; with no prefills none has a
+// role. Where the config has a log of KV events, each has one of its own.
+func StartFleet(ctx context.Context, n, prefills int, c grpcserver.Config) (*Fleet, error) {
 	f := &Fleet{}
 	for i := range n {
 		lis, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")

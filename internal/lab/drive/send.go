@@ -17,16 +17,7 @@ import (
 
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/workload"
-)
-
-// Trailers of the simulated engine.
-const (
-	trailerTTFT     = grpcserver.TrailerTTFT
-	trailerE2E      = grpcserver.TrailerE2E
-	trailerCached   = grpcserver.TrailerCached
-	trailerComputed = grpcserver.TrailerComputed
 )
 
 // DefaultDialect is the dialect where none is named.

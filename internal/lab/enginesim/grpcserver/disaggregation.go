@@ -1,12 +1,13 @@
 package grpcserver
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"net"
+	"slices"
 	"strconv"
-	"sync"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -25,6 +26,9 @@ const (
 	Decode  Role = "decode"
 )
 
+// Roles are all of them, by name.
+var Roles = []string{string(Both), string(Prefill), string(Decode)}
+
 // Connector is how the legs of a request meet.
 type Connector string
 
@@ -38,6 +42,9 @@ const (
 	// or Decode serve no whole requests.
 	Rooms Connector = "rooms"
 )
+
+// Connectors are all of them, by name.
+var Connectors = []string{string(NIXL), string(Mooncake), string(Rooms)}
 
 // Disaggregation is what an engine needs to be one of prefill and decode engines.
 type Disaggregation struct {
@@ -82,32 +89,15 @@ const (
 
 // defaults fills in what is not set. The engine listens at addr.
 func (d Disaggregation) defaults(addr net.Addr) (Disaggregation, error) {
-	for _, f := range []struct {
-		value *time.Duration
-		unset time.Duration
-	}{
-		{&d.Lease, 30 * time.Second}, {&d.Timeout, 30 * time.Second},
-		{&d.Base, 2 * time.Millisecond}, {&d.PerToken, 8 * time.Microsecond},
-	} {
-		if *f.value == 0 {
-			*f.value = f.unset
-		}
-	}
-	if d.Role == "" {
-		d.Role = Both
-	}
-	if d.Connector == "" {
-		d.Connector = NIXL
-	}
-	switch d.Role {
-	case Both, Prefill, Decode:
-	default:
-		return d, fmt.Errorf("grpcserver: role %q is not one of both, prefill, decode", d.Role)
-	}
-	switch d.Connector {
-	case NIXL, Mooncake, Rooms:
-	default:
-		return d, fmt.Errorf("grpcserver: connector %q is not one of nixl, mooncake, rooms", d.Connector)
+	d.Role, d.Connector = cmp.Or(d.Role, Both), cmp.Or(d.Connector, NIXL)
+	d.Lease, d.Timeout = cmp.Or(d.Lease, 30*time.Second), cmp.Or(d.Timeout, 30*time.Second)
+	d.Base, d.PerToken = cmp.Or(d.Base, 2*time.Millisecond), cmp.Or(d.PerToken, 8*time.Microsecond)
+	d.EngineID = cmp.Or(d.EngineID, "engine-"+addr.String())
+	switch {
+	case !slices.Contains(Roles, string(d.Role)):
+		return d, fmt.Errorf("grpcserver: role %q is not one of %s", d.Role, strings.Join(Roles, ", "))
+	case !slices.Contains(Connectors, string(d.Connector)):
+		return d, fmt.Errorf("grpcserver: connector %q is not one of %s", d.Connector, strings.Join(Connectors, ", "))
 	}
 	if d.Listen == "" {
 		host, _, err := net.SplitHostPort(addr.String())
@@ -115,9 +105,6 @@ func (d Disaggregation) defaults(addr net.Addr) (Disaggregation, error) {
 			return d, fmt.Errorf("grpcserver: Disaggregation.Listen is required: %w", err)
 		}
 		d.Listen = net.JoinHostPort(host, "0")
-	}
-	if d.EngineID == "" {
-		d.EngineID = "engine-" + addr.String()
 	}
 	return d, nil
 }
@@ -127,9 +114,6 @@ type kvSide struct {
 	Disaggregation
 	srv    *Server
 	source *kvtransfer.Source
-
-	mu   sync.Mutex                 // guards legs
-	legs map[*kvtransfer.Leg]string // prefill legs that are not over, and their requests' ids
 }
 
 // newKVSide starts the source of KV; nil if the engine has no role.
@@ -141,23 +125,9 @@ func newKVSide(s *Server) (*kvSide, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &kvSide{Disaggregation: d, srv: s, legs: map[*kvtransfer.Leg]string{}}
+	k := &kvSide{Disaggregation: d, srv: s}
 	k.source, err = kvtransfer.Listen(context.Background(), d.Listen, s.wall(d.Lease), s.wall(d.Timeout))
 	return k, err
-}
-
-// close ends the source as a crash would.
-func (k *kvSide) close() {
-	if k != nil {
-		k.source.Close()
-	}
-}
-
-func (k *kvSide) stats() kvtransfer.Stats {
-	if k == nil {
-		return kvtransfer.Stats{}
-	}
-	return k.source.Stats()
 }
 
 // at reports a moment. It fails if the server was killed meanwhile: the call is cut then and not answered.
@@ -171,34 +141,6 @@ func (k *kvSide) at(ctx context.Context, m Moment, id string) error {
 	}
 	<-ctx.Done()
 	return status.FromContextError(ctx.Err()).Err()
-}
-
-// holds lets drop find a prefill leg by its request's id until it is over.
-func (k *kvSide) holds(id string, l *kvtransfer.Leg) {
-	k.mu.Lock()
-	k.legs[l] = id
-	k.mu.Unlock()
-	k.srv.work.Go(func() {
-		<-l.Over()
-		k.mu.Lock()
-		delete(k.legs, l)
-		k.mu.Unlock()
-	})
-}
-
-// drop ends the prefill legs of the requests with this id.
-func (k *kvSide) drop(id string) {
-	if k == nil {
-		return
-	}
-	k.mu.Lock()
-	legs := maps.Clone(k.legs)
-	k.mu.Unlock()
-	for l, its := range legs {
-		if its == id {
-			l.Drop()
-		}
-	}
 }
 
 // whole checks that the engine serves a request that was not split.

@@ -83,7 +83,11 @@ func (l *leg) begin(ctx context.Context, id string, r *enginesim.Request) error 
 		if l.source, err = k.source.Announce(l.own); err != nil {
 			return lost(err)
 		}
-		k.holds(id, l.source)
+		forget := k.srv.track(id, l.source.Drop)
+		k.srv.work.Go(func() {
+			<-l.source.Over()
+			forget()
+		})
 		if err := l.meet(ctx); err != nil || l.addr == "" {
 			return err
 		}

@@ -71,7 +71,7 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 	if err != nil {
 		return statusOf(err)
 	}
-	defer s.track(p.id, call)()
+	defer s.track(p.id, call.Abort)()
 	defer func() {
 		call.Abort() // nothing if it has ended
 		if l := p.leg; l != nil && !l.held {

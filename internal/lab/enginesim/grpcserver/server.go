@@ -102,11 +102,15 @@ type Server struct {
 	killed   context.Context // ends with Kill
 	kill     context.CancelFunc
 
-	mu       sync.Mutex // guards what follows; nothing is called under it but map operations
-	ongoing  int
-	rejected int
-	calls    map[*enginesim.Call]string // request ids, which clients may use twice
-	parts    struct{ whole, prefills, decodes int }
+	mu      sync.Mutex // guards what follows; nothing is called under it but map operations
+	counts  Stats      // Ongoing, Rejected, Whole, Prefills and Decodes
+	tracked map[*tracked]struct{}
+}
+
+// tracked is a call, or a prefill leg, that a client may end by its request's id. Clients may use an id twice.
+type tracked struct {
+	id  string
+	end func()
 }
 
 // Start makes an engine and serves it on the listener, which it owns from then on, also if it fails.
@@ -125,8 +129,8 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 	}
 	s := &Server{
 		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(), served: make(chan struct{}),
-		grpc:  grpc.NewServer(grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage), grpc.WaitForHandlers(true)),
-		calls: map[*enginesim.Call]string{},
+		grpc:    grpc.NewServer(grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage), grpc.WaitForHandlers(true)),
+		tracked: map[*tracked]struct{}{},
 	}
 	if s.kv, err = newKVSide(s); err != nil {
 		lis.Close()
@@ -177,10 +181,12 @@ func (s *Server) Stats() Stats {
 	now, l, st := s.driver.Snapshot()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return Stats{
-		Now: now, Ongoing: s.ongoing, Rejected: s.rejected, Load: l, Engine: st, KV: s.kv.stats(),
-		Whole: s.parts.whole, Prefills: s.parts.prefills, Decodes: s.parts.decodes,
+	all := s.counts
+	all.Now, all.Load, all.Engine = now, l, st
+	if s.kv != nil {
+		all.KV = s.kv.source.Stats()
 	}
+	return all
 }
 
 // Stop reports NOT_SERVING, takes no more calls and lets those that are there end, until the context ends: then
@@ -215,7 +221,9 @@ func (s *Server) Crash() {
 func (s *Server) cut() {
 	s.kill()
 	s.grpc.Stop()
-	s.kv.close()
+	if s.kv != nil {
+		s.kv.source.Close()
+	}
 }
 
 // model is the name of the model.
@@ -232,11 +240,11 @@ func (s *Server) count(l *leg) {
 	defer s.mu.Unlock()
 	switch {
 	case l == nil:
-		s.parts.whole++
+		s.counts.Whole++
 	case l.prefill:
-		s.parts.prefills++
+		s.counts.Prefills++
 	default:
-		s.parts.decodes++
+		s.counts.Decodes++
 	}
 }
 
@@ -244,44 +252,44 @@ func (s *Server) count(l *leg) {
 func (s *Server) enter(stream trailerSetter) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := s.ongoing; s.cfg.MaxOngoing > 0 && n >= s.cfg.MaxOngoing {
-		s.rejected++
+	if n := s.counts.Ongoing; s.cfg.MaxOngoing > 0 && n >= s.cfg.MaxOngoing {
+		s.counts.Rejected++
 		b, _ := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(n), MaxOngoing: uint32(s.cfg.MaxOngoing)}) // two numbers
 		stream.SetTrailer(metadata.Pairs(warmpathv1.TrailerRejection, string(b)))
 		return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d", n, s.cfg.MaxOngoing)
 	}
-	s.ongoing++
+	s.counts.Ongoing++
 	return nil
 }
 
 func (s *Server) leave() {
 	s.mu.Lock()
-	s.ongoing--
+	s.counts.Ongoing--
 	s.mu.Unlock()
 }
 
-// abort ends every call with this id.
+// abort ends every call and every prefill leg with this id.
 func (s *Server) abort(id string) {
 	s.mu.Lock()
-	calls := maps.Clone(s.calls)
+	all := maps.Clone(s.tracked)
 	s.mu.Unlock()
-	for c, its := range calls {
-		if its == id {
-			c.Abort()
+	for t := range all {
+		if t.id == id {
+			t.end()
 		}
 	}
-	s.kv.drop(id)
 }
 
-// track lets abort find a call until the function that it returns is called.
-func (s *Server) track(id string, c *enginesim.Call) (forget func()) {
+// track lets abort find a call or a leg until the function that it returns is called.
+func (s *Server) track(id string, end func()) (forget func()) {
+	t := &tracked{id, end}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.calls[c] = id
+	s.tracked[t] = struct{}{}
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		delete(s.calls, c)
+		delete(s.tracked, t)
 	}
 }
 

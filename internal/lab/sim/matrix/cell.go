@@ -1,7 +1,6 @@
 package matrix
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Trace is the workload that is not generated.
@@ -135,14 +135,14 @@ func Read(r io.Reader) ([]Cell, error) {
 	var file struct {
 		Cells []json.RawMessage `json:"cells"`
 	}
-	if err := strict(b, &file); err != nil {
+	if err := strict.Decode(b, &file); err != nil {
 		return nil, fmt.Errorf("matrix: %w", err)
 	}
 	cells := make([]Cell, len(file.Cells))
 	for i, raw := range file.Cells {
 		cells[i] = Base()
 		cells[i].Name = ""
-		if err := strict(raw, &cells[i]); err != nil {
+		if err := strict.Decode(raw, &cells[i]); err != nil {
 			return nil, fmt.Errorf("matrix: cells[%d]: %w", i, err)
 		}
 	}
@@ -150,16 +150,4 @@ func Read(r io.Reader) ([]Cell, error) {
 		return nil, errors.New("matrix: cells: there are none")
 	}
 	return cells, Check(cells)
-}
-
-func strict(b []byte, v any) error {
-	d := json.NewDecoder(bytes.NewReader(b))
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return err
-	}
-	if _, err := d.Token(); err != io.EOF {
-		return errors.New("something follows the object")
-	}
-	return nil
 }
