@@ -151,12 +151,12 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 	}
 	b.router = r
 	b.prefill.Store(prefill)
-	b.held.Store(true)
 	// Requests under way are work too: a replica that is given more than others is not late for it.
 	work = ahead + float64(prefill+is.Ahead+load.Overhead*(all>>state.TokenBits+1))
 	l.Book.Add(1<<state.TokenBits + prefill) // quick picks write it too
 	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
 	is.Mark, d.State().Probe = &b.attempt.Mark, b.attempt.Probe
+	b.held.Store(true)
 	return work
 }
 
