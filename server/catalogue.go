@@ -107,10 +107,10 @@ func names(all map[string]*deployment) string {
 // catalogue is the models that a deployment's config and replicas declare. It is replaced with the fleet, and never
 // written.
 type catalogue struct {
-	names    map[string]bool // that requests may use
-	declared []string        // by replicas
-	replicas int
-	ids      func(allowed []string) []string // the list with the ids of the replicas at the addresses in it
+	names     map[string]bool // that requests may use
+	declared  []string        // by replicas
+	replicas  int
+	atAddress func() map[string][]string // the ids of replicas by address, host:port, and by host
 }
 
 func newCatalogue(order []*member, models []string) *catalogue {
@@ -126,26 +126,25 @@ func newCatalogue(order []*member, models []string) *catalogue {
 	for _, model := range models {
 		c.names[model] = true
 	}
-	byAddress := sync.OnceValue(func() map[string][]string { return idsByAddress(order) })
-	c.ids = func(allowed []string) []string {
-		for _, address := range allowed {
-			allowed = append(allowed, byAddress()[address]...)
+	c.atAddress = sync.OnceValue(func() map[string][]string {
+		ids := make(map[string][]string)
+		for _, m := range order {
+			ids[m.Address] = append(ids[m.Address], m.ID)
+			if host, _, err := net.SplitHostPort(m.Address); err == nil {
+				ids[host] = append(ids[host], m.ID)
+			}
 		}
-		return allowed
-	}
+		return ids
+	})
 	return c
 }
 
-// idsByAddress are the ids of replicas by address, host:port, and by host.
-func idsByAddress(order []*member) map[string][]string {
-	ids := make(map[string][]string)
-	for _, m := range order {
-		host, _, err := net.SplitHostPort(m.Address)
-		if ids[m.Address] = append(ids[m.Address], m.ID); err == nil {
-			ids[host] = append(ids[host], m.ID)
-		}
+// ids returns the list with the ids of the replicas at the addresses in it.
+func (c *catalogue) ids(allowed []string) []string {
+	for _, address := range allowed {
+		allowed = append(allowed, c.atAddress()[address]...)
 	}
-	return ids
+	return allowed
 }
 
 func (c *catalogue) declares() bool { return len(c.names) > 0 }

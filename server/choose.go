@@ -275,10 +275,7 @@ func numberOf(r *policy.Replica) uint32 {
 }
 
 func chosen(r *policy.Replica, rank int) *warmpathv1.ChosenReplica {
-	c := &warmpathv1.ChosenReplica{Id: r.ID, Address: r.Address}
-	if m, ok := r.Host().(*member); ok {
-		c.ServerName = m.ServerName
-	}
+	c := &warmpathv1.ChosenReplica{Id: r.ID, Address: r.Address, ServerName: r.ServerName}
 	if rank != policy.AnyRank {
 		c.Rank = proto.Uint32(uint32(rank))
 	}

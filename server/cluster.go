@@ -112,7 +112,7 @@ func (x *peerServer) cached(
 }
 
 // publish sends the other servers what this one has first hand. Called with mu held.
-func (d *deployment) publish(leased leasedLoad, now time.Time) {
+func (d *deployment) publish(leased map[uint32]replicaLoad, now time.Time) {
 	h, p := d.hosted.Load(), d.peers
 	if p.bus == nil {
 		return
@@ -120,10 +120,9 @@ func (d *deployment) publish(leased leasedLoad, now time.Time) {
 	if p.expire(now) {
 		h.subscribe(d.roster.order)
 	}
-	view, lines := h.router.View(), make(map[uint32]peerLine, len(d.roster.order))
+	lines := make(map[uint32]peerLine, len(d.roster.order))
 	for _, m := range d.roster.order {
-		own := leased.own(m, view.ByID(m.ID))
-		line := peerLine{own, max(leased.all[m.number].tokens-own.tokens, 0)}
+		line := peerLine{m.own, max(leased[m.number].tokens-m.own.tokens, 0)}
 		line.replicaLoad.add(m.reported, 1)
 		lines[m.number] = line
 	}
@@ -133,7 +132,7 @@ func (d *deployment) publish(leased leasedLoad, now time.Time) {
 		p.index = h.index.at()
 	}
 	p.publish(now, &d.roster, lines, changes, func() []*warmpathv1.PeerUpdate {
-		decided := ejectionsOf(d.ejected)
+		decided := ejectionsOf(d.roster.order)
 		decided.Homes = d.homes.update(&d.roster)
 		all := append(beatsOf(d.sources.heartbeats(now)), decided)
 		if h.index != nil {
@@ -143,13 +142,15 @@ func (d *deployment) publish(leased leasedLoad, now time.Time) {
 	})
 }
 
-// ejectionsOf are the ejected members for a peer that needs a snapshot.
+// ejectionsOf are those of members for a peer that needs a snapshot.
 func ejectionsOf(members []*member) *warmpathv1.PeerUpdate {
 	u := new(warmpathv1.PeerUpdate)
 	for _, m := range members {
-		u.Outcomes = append(u.Outcomes, &warmpathv1.PeerOutcomes{
-			Outcomes: &warmpathv1.ReplicaOutcomes{Replica: m.number, Failures: 1 << 10},
-		})
+		if m.ejection != nil {
+			u.Outcomes = append(u.Outcomes, &warmpathv1.PeerOutcomes{
+				Outcomes: &warmpathv1.ReplicaOutcomes{Replica: m.number, Failures: 1 << 10},
+			})
+		}
 	}
 	return u
 }

@@ -52,9 +52,8 @@ type deployment struct {
 	balance   balance
 	peers     *peers
 	homes     homes
-	ejected   []*member // members that are ejected or half-open, in their order
-	ejections uint64    // the version of the Router's ejections that ejected has
-	// ejectedVersion counts the changes of ejected, with the clients that may probe.
+	ejections uint64 // the version of the Router's ejections that the members have
+	// ejectedVersion counts the changes of the members that are ejected or half-open, and of the clients that may probe.
 	ejectedVersion uint64
 	watchers       int
 	closed         bool
@@ -181,10 +180,10 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 // prepareRouter gives a Router that is not in force yet the fleet, and the load and the ejections of the one before.
 // Called with mu held.
 func (d *deployment) prepareRouter(old, next *hosted) {
-	leased := d.picks.leases.replace(next.router)
 	if next.take(d.roster.order); old != nil {
 		next.inherit(old)
-		d.balance.tick(next.router, leased, d.now())
+		d.balance.retired = append(d.balance.retired, old.router)
+		d.balance.tick(next.router, d.picks.leases.loads(), d.now())
 	}
 }
 
@@ -216,6 +215,7 @@ func (d *deployment) refleet() bool {
 	if !d.roster.set(d.sources.members()) {
 		return false
 	}
+	d.ejectedVersion++ // one of them may have left
 	d.peers.joined(&d.roster, last)
 	d.conns.setFleet(d.roster.order)
 	d.hosted.Load().take(d.roster.order)

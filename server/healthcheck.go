@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 const (
@@ -29,19 +31,12 @@ func (d *deployment) checkHealth(ctx context.Context, interval time.Duration) {
 		d.update(func(x *sources) bool { return x.check(nil) })
 		return
 	}
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for {
+	for range pause.Every(ctx, interval) {
 		unwell := d.checks.round(ctx, d.unregistered())
 		if ctx.Err() != nil {
 			return
 		}
 		d.update(func(x *sources) bool { return x.check(unwell) })
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/httpendpoint"
@@ -124,13 +125,10 @@ func tokenAsPassword(next http.Handler) http.Handler {
 func (s *Server) recordPage() (end func()) {
 	ctx := context.WithValue(context.Background(), principalKey{}, s.authenticator.unrestricted)
 	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		s.page.Record(ctx)
-	}()
+	var recording sync.WaitGroup
+	recording.Go(func() { s.page.Record(ctx) })
 	return func() {
 		cancel()
-		<-ended
+		recording.Wait()
 	}
 }

@@ -42,7 +42,7 @@ func (f *fixture) load() (b replicaLoad) {
 
 // whole is the load there as untrusted principals see it.
 func (f *fixture) whole() (b replicaLoad) {
-	for _, held := range f.deployment("chat").picks.leases.expire(f.Server.now()).all {
+	for _, held := range f.deployment("chat").picks.leases.expire(f.Server.now()) {
 		b.add(held, 1)
 	}
 	return b

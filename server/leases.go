@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"maps"
 	"sync"
@@ -58,12 +57,6 @@ type leaseName struct {
 	attempt uint64
 }
 
-// A leasedLoad is the load of leases, by number of the replica, as if no prompt were cached.
-type leasedLoad struct {
-	all     map[uint32]replicaLoad
-	earlier map[uint32]replicaLoad // of all, what was reserved by Routers that were replaced
-}
-
 // leases are those of one deployment.
 type leases struct {
 	prefix string // of the ids
@@ -74,8 +67,7 @@ type leases struct {
 	due    queue // those in force
 	byID   map[string]*lease
 	byName map[leaseName]*lease
-	load   leasedLoad     // of those in force
-	router *router.Router // in force
+	load   map[uint32]replicaLoad // of those in force by number of the replica, as if no prompt were cached
 	max    int
 	closed bool
 
@@ -91,7 +83,7 @@ var (
 
 func newLeases(deployment string) leases {
 	return leases{
-		prefix: deployment + "#", load: leasedLoad{make(map[uint32]replicaLoad), nil},
+		prefix: deployment + "#", load: make(map[uint32]replicaLoad),
 		byID: make(map[string]*lease), byName: make(map[leaseName]*lease),
 	}
 }
@@ -110,15 +102,12 @@ func (l *leases) limit(n int) {
 	l.max = n
 }
 
-// replace puts another Router into force, which has none of the load so far.
-func (l *leases) replace(r *router.Router) leasedLoad {
+// loads returns the load of all of them, as load has it.
+func (l *leases) loads() map[uint32]replicaLoad {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.router, l.load.earlier = r, maps.Clone(l.load.all)
-	return l.load.clone()
+	return maps.Clone(l.load)
 }
-
-func (l leasedLoad) clone() leasedLoad { return leasedLoad{maps.Clone(l.all), maps.Clone(l.earlier)} }
 
 // claim makes room for a lease. It returns none on an error, and where a call of the same name has got an answer.
 func (l *leases) claim(
@@ -180,9 +169,7 @@ func (l *leases) hold(
 	if !reserved {
 		x.fades = now.Add(length / 5)
 	} else {
-		var secret [12]byte
-		_, _ = rand.Read(secret[:])
-		x.id = l.prefix + hex.EncodeToString(secret[:])
+		x.id = l.prefix + rand.Text()
 		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
 	}
 	l.settle(x, a, nil)
@@ -204,23 +191,17 @@ func (l *leases) add(x *lease, sign int64) {
 	if !x.prefilled {
 		load.tokens = int64(min(x.q.PromptTokens, maxTokens))
 		if x.prefill != nil {
-			l.addTo(x, numberOf(x.prefill.Decision.Replica), load, sign)
+			l.addTo(numberOf(x.prefill.Decision.Replica), load, sign)
 			load.tokens = 0
 		}
 	}
-	l.addTo(x, x.replica, load, sign)
+	l.addTo(x.replica, load, sign)
 }
 
-func (l *leases) addTo(x *lease, replica uint32, load replicaLoad, sign int64) {
-	sums := []map[uint32]replicaLoad{l.load.all, l.load.earlier}
-	if x.reservation.Router() == l.router {
-		sums = sums[:1]
-	}
-	for _, sum := range sums {
-		now := sum[replica]
-		now.add(load, sign)
-		put(sum, replica, now)
-	}
+func (l *leases) addTo(replica uint32, load replicaLoad, sign int64) {
+	sum := l.load[replica]
+	sum.add(load, sign)
+	put(l.load, replica, sum)
 }
 
 // prefilled ends the prompt's share of a lease. Called with mu held.
@@ -324,7 +305,7 @@ func (x *lease) next() time.Time {
 }
 
 // expire ends the shares and the leases that are due. It returns the load of the others.
-func (l *leases) expire(now time.Time) leasedLoad {
+func (l *leases) expire(now time.Time) map[uint32]replicaLoad {
 	load, prefilled, over := l.sweep(now)
 	for _, x := range prefilled {
 		x.reservation.PrefillDone()
@@ -348,7 +329,7 @@ func (l *leases) expire(now time.Time) leasedLoad {
 	return load
 }
 
-func (l *leases) sweep(now time.Time) (load leasedLoad, prefilled, over []*lease) {
+func (l *leases) sweep(now time.Time) (load map[uint32]replicaLoad, prefilled, over []*lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for len(l.due) > 0 && !now.Before(l.due[0].next()) {
@@ -362,7 +343,7 @@ func (l *leases) sweep(now time.Time) (load leasedLoad, prefilled, over []*lease
 		heap.Fix(&l.due, 0)
 		prefilled = append(prefilled, x)
 	}
-	return l.load.clone(), prefilled, over
+	return maps.Clone(l.load), prefilled, over
 }
 
 // endPrefill gives back the load of a prefill leg, if there is one, and reports its outcome. It is called once.

@@ -15,6 +15,7 @@ import (
 // A record is what a deployment has of a replica while it is a member, whatever changes in its description. It is used
 // with the deployment's mutex held.
 type record struct {
+	own      replicaLoad // of the picks made here, as of the last interval
 	reported replicaLoad // sum of the clients' reports
 	polled   ownLoad     // by load polls; it expires
 	kvTokens int         // of its cache, by load polls; 0 = not known
@@ -199,6 +200,7 @@ type balance struct {
 	sources *sources
 	ledger  ledger
 	peers   *peers
+	retired router.Retired
 
 	// The load as of the last interval; that of each replica is in its record.
 	interval  uint64 // its number
@@ -236,10 +238,10 @@ func (b *balance) mark(stale []uint32, interval uint64) {
 }
 
 // tick adds up the load at the end of an interval, and gives the Router its peer load.
-func (b *balance) tick(rt *router.Router, leased leasedLoad, now time.Time) {
+func (b *balance) tick(rt *router.Router, leased map[uint32]replicaLoad, now time.Time) {
 	b.interval++
 	b.at, b.latest = now, [2]*warmpathv1.Loads{new(warmpathv1.Loads), new(warmpathv1.Loads)}
-	old, view := b.ledger.count(now), rt.View()
+	old, view, retired := b.ledger.count(now), rt.View(), b.retired.Load()
 	var peers []routerload.Peer
 	set := func(rep *policy.Replica, load replicaLoad) {
 		if n, tokens := rep.PeerLoad(); int64(n) != load.ongoing || tokens != load.tokens {
@@ -252,10 +254,13 @@ func (b *balance) tick(rt *router.Router, leased leasedLoad, now time.Time) {
 	damped := b.peers.damped(b.ledger.roster.order)
 	for _, m := range b.ledger.roster.order {
 		rep := view.ByID(m.ID)
-		own := routerLoad(rep)
-		total, fresh := b.totalOf(m, leased.own(m, rep), now)
+		before := retired[m.ID]
+		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
+		m.own = own
+		m.own.add(replicaLoad{int64(before.Ongoing), before.QueuedTokens}, 1)
+		total, fresh := b.totalOf(m, m.own, now)
 		b.show(m, exactView, total)
-		whole := leased.all[m.number]
+		whole := leased[m.number]
 		whole.tokens += b.peers.total[m.ID].cached
 		hidden, _ := b.totalOf(m, whole, now)
 		b.show(m, uncachedView, hidden)
@@ -286,18 +291,6 @@ func (b *balance) tick(rt *router.Router, leased leasedLoad, now time.Time) {
 		rt.Load.SetDrift(b.peers.damping.Drift())
 	}
 	rt.Load.SetPeers(peers)
-}
-
-// routerLoad is what a Router has reserved on a replica.
-func routerLoad(rep *policy.Replica) replicaLoad {
-	return replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
-}
-
-// own is the load of the picks made here on a replica.
-func (l leasedLoad) own(m *member, rep *policy.Replica) replicaLoad {
-	own := routerLoad(rep)
-	own.add(l.earlier[m.number], 1)
-	return own
 }
 
 // show puts the load of a replica into a view.

@@ -71,19 +71,19 @@ func (d *deployment) judged(rt *router.Router) {
 // eject follows the Router's ejections. Called with mu held.
 func (d *deployment) eject(rt *router.Router, now time.Time) {
 	d.ejections = rt.Outliers().Version()
-	before, changed, view := d.ejected, false, rt.View()
-	d.ejected = nil
+	changed, view := false, rt.View()
 	for _, m := range d.roster.order {
 		rep := view.ByID(m.ID)
 		state, cause := rt.Outliers().State(rt.Outlier(rep))
 		if state < outlier.HalfOpen {
+			changed = changed || m.ejection != nil
 			m.ejection = nil
 			continue
 		}
 		e := m.ejection
 		if e == nil {
 			e = &ejection{since: now}
-			m.ejection = e
+			m.ejection, changed = e, true
 		}
 		if e.cause = cause; e.state != state {
 			e.state, e.probed, changed = state, time.Time{}, true
@@ -93,9 +93,8 @@ func (d *deployment) eject(rt *router.Router, now time.Time) {
 		}) {
 			changed = true
 		}
-		d.ejected = append(d.ejected, m)
 	}
-	if changed || !slices.EqualFunc(before, d.ejected, func(a, b *member) bool { return a.number == b.number }) {
+	if changed {
 		d.ejectedVersion++
 	}
 }
@@ -157,10 +156,12 @@ func (d *deployment) outliersFor(w *watcher) *warmpathv1.OutlierUpdate {
 	}
 	w.ejected = d.ejectedVersion
 	u := new(warmpathv1.OutlierUpdate)
-	for _, m := range d.ejected {
-		u.Replicas = append(u.Replicas, &warmpathv1.Outlier{
-			Replica: m.number, Probe: m.ejection.state == outlier.HalfOpen && m.ejection.prober == w.client.id,
-		})
+	for _, m := range d.roster.order {
+		if e := m.ejection; e != nil {
+			u.Replicas = append(u.Replicas, &warmpathv1.Outlier{
+				Replica: m.number, Probe: e.state == outlier.HalfOpen && e.prober == w.client.id,
+			})
+		}
 	}
 	if w.outliers != nil && proto.Equal(w.outliers, u) {
 		return nil

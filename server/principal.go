@@ -215,11 +215,8 @@ func revealsCaches(policyName string, r policy.Reason) bool {
 	switch r {
 	case "", policy.ReasonPinned, policy.ReasonNoKey, policy.ReasonRetry, policy.ReasonQueued:
 		return false
-	case policy.ReasonRoundRobin, policy.ReasonLeastOfTwo, policy.ReasonRing, policy.ReasonRingFallback,
-		policy.ReasonLeastLoaded:
-		return !promptless[policyName]
 	}
-	return true
+	return !promptless[policyName]
 }
 
 // withholdStatus removes the figures of a state that reveal the prompts of others: two readings of a count, of the
@@ -240,19 +237,16 @@ func withholdStatus(a *warmpathv1.GetStatusResponse) {
 
 // withheldCounts adds up the decisions of each policy whose reasons are withheld.
 func withheldCounts(all []*warmpathv1.DecisionCount) (shown []*warmpathv1.DecisionCount) {
-	hidden := make(map[string]*warmpathv1.DecisionCount)
+	hidden := make(map[string]uint64) // by policy
 	for _, c := range all {
-		sum := hidden[c.GetPolicy()]
-		switch {
-		case !revealsCaches(c.GetPolicy(), policy.Reason(c.GetReason())):
+		if revealsCaches(c.GetPolicy(), policy.Reason(c.GetReason())) {
+			hidden[c.GetPolicy()] += c.GetCount()
+		} else {
 			shown = append(shown, c)
-		case sum != nil:
-			sum.Count += c.GetCount()
-		default:
-			sum = &warmpathv1.DecisionCount{Policy: c.GetPolicy(), Reason: reasonWithheld, Count: c.GetCount()}
-			hidden[c.GetPolicy()] = sum
-			shown = append(shown, sum)
 		}
+	}
+	for name, n := range hidden {
+		shown = append(shown, &warmpathv1.DecisionCount{Policy: name, Reason: reasonWithheld, Count: n})
 	}
 	slices.SortFunc(shown, moreFrequent) // anew: the old order reveals the counts that were added up
 	return shown

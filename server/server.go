@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -89,10 +88,8 @@ func New(c *Config, o Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	var life [8]byte
-	_, _ = rand.Read(life[:])
 	s := &Server{
-		log: o.Logger, now: o.now, incarnation: hex.EncodeToString(life[:]),
+		log: o.Logger, now: o.now, incarnation: rand.Text(),
 		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}),
 		began: o.now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/serviceconfig"
 
 	"github.com/warmpath/warmpath/internal/fleet"
+	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/target"
 )
 
@@ -69,18 +70,12 @@ func (d *deployment) follow(ctx context.Context, target string) {
 
 // run follows until the context ends.
 func (f *follower) run(ctx context.Context) {
-	tick := time.NewTicker(f.every)
-	defer tick.Stop()
 	var r resolver.Resolver // nil = it could not be built yet
-	for ctx.Err() == nil {
+	for range pause.Every(ctx, f.every) {
 		if r != nil {
 			r.ResolveNow(resolver.ResolveNowOptions{})
 		} else {
 			r = f.build()
-		}
-		select {
-		case <-ctx.Done():
-		case <-tick.C:
 		}
 	}
 	if r != nil {

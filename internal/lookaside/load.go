@@ -36,7 +36,7 @@ func (p *peerLoad) begin() { p.ledger, p.halved = newLedger(), false }
 
 // adopt takes the peer load from the ledger, damped, without what the server reserved for this client, which counts
 // there as a peer's, and with what Routers that were replaced have reserved. It returns false where the server has none.
-func (p *peerLoad) adopt(m *members, reserved, retired map[string]load) bool {
+func (p *peerLoad) adopt(m *members, reserved map[string]load, retired map[string]routerload.Peer) bool {
 	numbers := m.numbers()
 	if !p.ledger.known(numbers) {
 		return false
@@ -46,9 +46,9 @@ func (p *peerLoad) adopt(m *members, reserved, retired map[string]load) bool {
 	for i, l := range p.ledger.peers(numbers) {
 		id := m.named[numbers[i]].ID
 		l = l.less(reserved[id])
-		l.ongoing += retired[id].ongoing
-		l.tokens += retired[id].tokens
-		p.peers[i] = routerload.Peer{ID: id, Ongoing: int(l.ongoing), QueuedTokens: l.tokens}
+		p.peers[i] = routerload.Peer{
+			ID: id, Ongoing: int(l.ongoing) + retired[id].Ongoing, QueuedTokens: l.tokens + retired[id].QueuedTokens,
+		}
 	}
 	p.damping.Damp(p.peers)
 	for id := range m.kept {

@@ -31,7 +31,7 @@ type view struct {
 	// mu guards the fields below. A balancer takes it under its own; the Routers' and central's are taken under it.
 	mu        sync.Mutex
 	routers   []*router.Router
-	retired   []*router.Router       // detached, with reservations that are still under way
+	retired   router.Retired         // detached
 	adopted   *warmpathv1.WatchStart // the server's incarnation, and its versions
 	members   members
 	config    string
@@ -216,33 +216,16 @@ func (v *view) report(renew bool) *warmpathv1.WatchReplicasRequest {
 // ownLoad is what the channel's Routers have reserved on each replica, without what the server itself reserved for
 // them. Called with mu held.
 func (v *view) ownLoad(numbers []uint32) []load {
-	own, reserved, retired := make([]load, len(numbers)), v.central.reserved(), v.retiredLoad()
+	own, reserved, retired := make([]load, len(numbers)), v.central.reserved(), v.retired.Load()
 	for i, n := range numbers {
 		id := v.members.named[n].ID
-		own[i] = retired[id]
+		own[i] = load{int64(retired[id].Ongoing), retired[id].QueuedTokens}
 		for _, rep := range v.replicas(id) {
 			own[i].add(rep)
 		}
 		own[i] = own[i].less(reserved[id])
 	}
 	return own
-}
-
-// retiredLoad is what Routers that were replaced still have reserved, by id of the replica. It drops those that have
-// nothing. Called with mu held.
-func (v *view) retiredLoad() map[string]load {
-	all := make(map[string]load)
-	v.retired = slices.DeleteFunc(v.retired, func(r *router.Router) bool {
-		var sum load
-		for _, rep := range r.View().Replicas() {
-			l := all[rep.ID]
-			l.add(rep)
-			sum.add(rep)
-			all[rep.ID] = l
-		}
-		return sum == load{}
-	})
-	return all
 }
 
 // take adopts a message of the server; first is set for the first one of a stream.
@@ -361,7 +344,7 @@ func (v *view) takeLoad(u *warmpathv1.LoadUpdate) {
 
 // adoptLoad puts the peer load in the ledger into force. Called with mu held.
 func (v *view) adoptLoad() {
-	if v.load.adopt(&v.members, v.central.reserved(), v.retiredLoad()) {
+	if v.load.adopt(&v.members, v.central.reserved(), v.retired.Load()) {
 		v.setLoad()
 	}
 }

@@ -2,13 +2,10 @@ package page
 
 import (
 	"bytes"
-	"compress/gzip"
 	"context"
 	"embed"
-	"errors"
 	"fmt"
 	"html/template"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -21,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
+	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -126,25 +124,15 @@ func Deny(w http.ResponseWriter, err error) {
 	http.Error(w, status.Convert(err).Message(), endpoint.RefusalOf(err).Code)
 }
 
-// Record keeps samples for the charts until the context ends or the server is done. A second call at the same time does
-// nothing.
+// Record keeps samples for the charts until the context ends. A second call at the same time does nothing.
 func (p *Page) Record(ctx context.Context) {
 	if !p.recording.TryLock() {
 		return
 	}
 	defer p.recording.Unlock()
-	tick := time.NewTicker(sampled)
-	defer tick.Stop()
-	for {
+	for range pause.Every(ctx, sampled) {
 		if s, err := p.host.GetStatus(ctx, new(warmpathv1.GetStatusRequest)); err == nil {
 			p.history.add(s)
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-p.options.Done:
-			return
-		case <-tick.C:
 		}
 	}
 }
@@ -175,20 +163,8 @@ func (p *Page) write(w http.ResponseWriter, r *http.Request, code int, q *questi
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	to, end := compressed(w, r)
-	defer end()
 	w.WriteHeader(code)
-	_ = templates.ExecuteTemplate(to, "page", data{v, q}) // fails only on a connection that is gone
-}
-
-// compressed returns what an answer is written to, and its end.
-func compressed(w http.ResponseWriter, r *http.Request) (to io.Writer, end func()) {
-	if !strings.Contains(r.Header.Get("Accept-Encoding"), "gzip") {
-		return w, func() {}
-	}
-	w.Header().Set("Content-Encoding", "gzip")
-	z, _ := gzip.NewWriterLevel(w, gzip.BestSpeed) // the level is one
-	return z, func() { _ = z.Close() }
+	_ = templates.ExecuteTemplate(w, "page", data{v, q}) // fails only on a connection that is gone
 }
 
 // patience is how long a browser may take to read an update.
@@ -205,8 +181,6 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // the time to read a request is no bound on its answer
-	to, end := compressed(w, r)
-	defer end()
 	tick := time.NewTicker(updated)
 	defer tick.Stop()
 	var last []byte
@@ -218,7 +192,7 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 		if !bytes.Equal(next, last) {
 			last = next
 			_ = conn.SetWriteDeadline(time.Now().Add(patience))
-			if _, err := to.Write(event(next)); err != nil || flush(to, conn) != nil {
+			if _, err := w.Write(event(next)); err != nil || conn.Flush() != nil {
 				return
 			}
 		}
@@ -250,12 +224,4 @@ func (p *Page) update(r *http.Request) ([]byte, error) {
 func event(text []byte) []byte {
 	lines := bytes.ReplaceAll(bytes.TrimSpace(text), []byte("\n"), []byte("\ndata: "))
 	return append(append([]byte("data: "), lines...), "\n\n"...)
-}
-
-func flush(to io.Writer, conn *http.ResponseController) error {
-	var err error
-	if z, ok := to.(*gzip.Writer); ok {
-		err = z.Flush()
-	}
-	return errors.Join(err, conn.Flush())
 }

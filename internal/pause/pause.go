@@ -3,6 +3,7 @@ package pause
 
 import (
 	"context"
+	"iter"
 	"time"
 )
 
@@ -19,5 +20,20 @@ func For(ctx context.Context, d time.Duration) error {
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()
+	}
+}
+
+// Every yields the time at once, and then after each d, until ctx ends. A d that passes within the loop's body is
+// yielded once after it.
+func Every(ctx context.Context, d time.Duration) iter.Seq[time.Time] {
+	return func(yield func(time.Time) bool) {
+		tick := time.NewTicker(d)
+		defer tick.Stop()
+		for now := time.Now(); ctx.Err() == nil && yield(now); {
+			select {
+			case now = <-tick.C:
+			case <-ctx.Done():
+			}
+		}
 	}
 }

@@ -26,3 +26,26 @@ func TestFor(t *testing.T) {
 		assert.Equal(t, time.Minute, time.Since(begin))
 	})
 }
+
+// A loop that takes longer than the period goes on at once, and loses what it missed.
+func TestEvery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, at := time.Now(), []time.Duration{}
+		ctx, cancel := context.WithTimeout(t.Context(), 6500*time.Millisecond)
+		defer cancel()
+		for now := range Every(ctx, time.Second) {
+			at = append(at, now.Sub(begin))
+			if len(at) == 2 {
+				time.Sleep(2500 * time.Millisecond)
+			}
+		}
+		assert.Equal(t, []time.Duration{0, 1e9, 2e9, 4e9, 5e9, 6e9}, at)
+		assert.Equal(t, 6500*time.Millisecond, time.Since(begin))
+		for range Every(ctx, time.Second) {
+			assert.Fail(t, "the context has ended")
+		}
+		for range Every(t.Context(), time.Second) {
+			break
+		}
+	})
+}

@@ -4,6 +4,7 @@ package nats
 
 import (
 	"cmp"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
+	"github.com/warmpath/warmpath/internal/pemfile"
 )
 
 func init() { cluster.Open = open }
@@ -256,3 +258,20 @@ func (l logger) Fatalf(format string, v ...any)  { l.log.Error("nats: " + fmt.Sp
 func (l logger) Errorf(format string, v ...any)  { l.log.Warn("nats: " + fmt.Sprintf(format, v...)) }
 func (l logger) Debugf(string, ...any)           {}
 func (l logger) Tracef(string, ...any)           {}
+
+// routeTLS returns the TLS of routes, for both sides of them. The pair is read for each connection.
+func routeTLS(c *cluster.TLS) (*tls.Config, error) {
+	authority, err := pemfile.Authorities(c.CA)
+	if err != nil {
+		return nil, fmt.Errorf("ca: %w", err)
+	}
+	pair, err := pemfile.Pair(c.Cert, c.Key)
+	if err != nil {
+		return nil, fmt.Errorf("cert, key: %w", err)
+	}
+	return &tls.Config{
+		MinVersion: tls.VersionTLS13, RootCAs: authority, ClientCAs: authority, ClientAuth: tls.RequireAndVerifyClientCert,
+		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return pair() },
+		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair() },
+	}, nil
+}
