@@ -136,17 +136,14 @@ func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serv
 		})
 	}
 	for i := range n {
-		config, err := l.serverConfig(mode, "prefix_cache_affinity", c.options.Replicas, routes, i)
-		require.NoError(t, err)
+		all := l.serverConfig(mode, "prefix_cache_affinity", c.options.Replicas, routes, i)
 		if !embedded {
 			w := newNATSWire(t, running.Addr().String())
 			c.wires = append(c.wires, w)
-			var all map[string]any
-			require.NoError(t, json.Unmarshal(config, &all))
-			all["cluster"] = cluster.Config{NATS: &cluster.NATS{URL: "nats://" + w.lis.Addr().String()}}
-			config, err = json.Marshal(all)
-			require.NoError(t, err)
+			all.Cluster.NATS = &cluster.NATS{URL: "nats://" + w.lis.Addr().String()}
 		}
+		config, err := json.Marshal(all)
+		require.NoError(t, err)
 		c.configs[i] = file(t, "server.yaml", string(config))
 		port := strconv.Itoa(steadyPorts(t, 1)[0])
 		c.start(i, "0.0.0.0:"+port)

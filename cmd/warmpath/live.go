@@ -4,10 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
+	"log/slog"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,6 +24,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/report"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/target"
+	"github.com/warmpath/warmpath/server"
 )
 
 // modeLocal is the mode of clients that share nothing.
@@ -63,7 +63,7 @@ func (l *live) flags(f *pflag.FlagSet, clients int, policies []string) {
 	f.StringSliceVar(&l.modes, "mode", nil,
 		"start look-aside servers and compare `where` picks are made: local (clients that share nothing), broadcast "+
 			"(clients with the view of a server), central (the server)")
-	f.IntVar(&l.servers, "servers", 1, "`number` of look-aside servers, each a process, where a mode needs one; several are a cluster")
+	f.IntVar(&l.servers, "servers", 1, "`number` of look-aside servers where a mode needs one; several are a cluster")
 	f.DurationVar(&l.deadline, "central-deadline", policy.DefaultCentralDeadline,
 		"how long clients wait for a server's answer at most, in mode central")
 	f.Uint64Var(&l.Seed, "seed", 1, "seed of the workload or its jitter, and of the client of each request")
@@ -152,7 +152,7 @@ func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (
 	}
 	o.Replicas = drive.Replicas(o.Target)
 	if mode == policy.Broadcast || mode == policy.InCentral {
-		stop, err := l.serve(c.Context(), &o, mode, name)
+		stop, err := l.serve(&o, mode, name)
 		defer stop()
 		if err != nil {
 			return nil, 0, err
@@ -203,44 +203,31 @@ func (l *live) start(ctx context.Context, o *drive.Options, mode string) (stop f
 }
 
 // serve starts look-aside servers for the replicas and has the channels use them, until stop is called.
-func (l *live) serve(ctx context.Context, o *drive.Options, mode, name string) (stop func(), err error) {
-	var down []func()
+func (l *live) serve(o *drive.Options, mode, name string) (stop func(), err error) {
+	var servers []*server.Server
 	stop = func() {
-		for _, end := range slices.Backward(down) {
-			end()
+		for _, s := range servers {
+			s.Close()
 		}
 	}
-	dir, err := os.MkdirTemp("", "warmpath-live")
-	if err != nil {
-		return stop, err
-	}
-	down = append(down, func() { _ = os.RemoveAll(dir) })
 	routes, err := freePorts(l.servers)
-	if err != nil {
-		return stop, err
-	}
-	self, err := os.Executable()
 	if err != nil {
 		return stop, err
 	}
 	ports := make([]string, l.servers)
 	for i := range ports {
-		config, err := l.serverConfig(mode, name, o.Replicas, routes, i)
+		s, err := server.New(l.serverConfig(mode, name, o.Replicas, routes, i),
+			server.Options{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return stop, err
 		}
-		path := filepath.Join(dir, fmt.Sprintf("server%d.yaml", i))
-		if err := os.WriteFile(path, config, 0o600); err != nil {
-			return stop, err
-		}
-		serve := exec.Command(self, "serve", "--config", path, "--listen", "0.0.0.0:0")
-		serve.Stderr = io.Discard
-		p, err := drive.StartProcess(ctx, serve)
+		servers = append(servers, s)
+		lis, err := net.Listen("tcp", "0.0.0.0:0")
 		if err != nil {
 			return stop, err
 		}
-		down = append(down, p.Kill)
-		_, ports[i], _ = net.SplitHostPort(p.Addr())
+		go func() { _ = s.Serve(lis) }() // ends with Close
+		_, ports[i], _ = net.SplitHostPort(lis.Addr().String())
 	}
 	// Clients prefer servers in an order by their addresses: with a loopback address for each client they spread.
 	o.TargetOf = func(client int) string {
@@ -266,29 +253,26 @@ func freePorts(n int) (ports []int, err error) {
 
 // serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that
 // can be. Several servers, of which this is one, have routes to each other.
-func (l *live) serverConfig(mode, name string, replicas []policy.Attributes, routes []int, own int) ([]byte, error) {
-	var entries []map[string]any
+func (l *live) serverConfig(mode, name string, replicas []policy.Attributes, routes []int, own int) *server.Config {
+	var d server.Deployment
+	d.Policy.Name, d.Mode, d.CentralDeadline = name, mode, policy.Duration(l.deadline)
 	for _, r := range replicas {
-		entries = append(entries, map[string]any{"id": r.ID, "address": r.Address})
-	}
-	deployment := map[string]any{
-		"mode": mode, "central_deadline": policy.Duration(l.deadline),
-		"policy": map[string]any{name: struct{}{}}, "replicas": entries,
+		d.Replicas = append(d.Replicas, policy.Attributes{ID: r.ID, Address: r.Address})
 	}
 	if l.engines > 0 {
-		deployment["kv_events"] = "grpc:vllm"
+		d.KVEvents = "grpc:vllm"
 	}
 	interval := max(time.Duration(float64(100*time.Millisecond)/l.Speed), 10*time.Millisecond)
-	config := map[string]any{
-		"load_interval": interval.String(), "deployments": map[string]any{deploymentName: deployment},
-		"allow_plaintext": true,
+	c := &server.Config{
+		LoadInterval: policy.Duration(interval), Deployments: map[string]server.Deployment{deploymentName: d},
+		AllowPlaintext: true,
 	}
 	if len(routes) > 1 {
 		embed := cluster.Embed{Listen: fmt.Sprintf("127.0.0.1:%d", routes[own])}
 		for _, port := range routes {
 			embed.Routes = append(embed.Routes, fmt.Sprintf("nats://127.0.0.1:%d", port))
 		}
-		config["cluster"] = cluster.Config{NATS: &cluster.NATS{Embed: &embed}}
+		c.Cluster.NATS = &cluster.NATS{Embed: &embed}
 	}
-	return json.Marshal(config)
+	return c
 }
