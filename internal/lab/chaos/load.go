@@ -2,8 +2,6 @@ package chaos
 
 import (
 	"context"
-	"errors"
-	"io"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -15,7 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/client"
@@ -51,7 +48,7 @@ type Call struct {
 	Start, First, End      time.Duration // First is 0 where nothing came
 	Replica                string        // of the last attempt; "" if there was none
 	Attempts               int
-	Received               int // messages
+	Received               int // tokens
 	Prompt, Cached         int // tokens, of those that were served
 	Outcome                Outcome
 	Err                    error
@@ -214,52 +211,41 @@ func (l *load) send(ctx context.Context, cc *grpc.ClientConn, c *Call) {
 	ctx, cancel := context.WithTimeout(ctx, l.Timeout)
 	defer cancel()
 	ctx = client.WithDecision(client.WithSession(ctx, "session-"+strconv.Itoa(c.Session)), &d)
-	stub, q := vllmpb.NewInferenceClient(cc), l.request(c)
-	var trailer metadata.MD
+	q := l.request(c)
+	var a drive.Answer
 	if c.Unary {
-		_, c.Err = stub.Generate(ctx, q, grpc.Trailer(&trailer))
-		if c.First = l.now(); c.Err != nil {
-			c.First = 0
+		_, a.Err = vllmpb.NewInferenceClient(cc).Generate(ctx, drive.InferenceRequest("", q), grpc.Trailer(&a.Trailer))
+		if a.Err == nil {
+			a.First = time.Now()
 		}
 	} else {
-		stream, err := stub.GenerateStream(ctx, q)
-		for err == nil {
-			if _, err = stream.Recv(); err == nil {
-				if c.Received++; c.Received == 1 {
-					c.First = l.now()
-				}
-			}
-		}
-		if !errors.Is(err, io.EOF) {
-			c.Err = err
-		}
-		if stream != nil {
-			trailer = stream.Trailer()
-		}
+		a = drive.SendInference(ctx, cc, "", q)
+	}
+	if c.Err, c.Received = a.Err, a.Output; !a.First.IsZero() {
+		c.First = a.First.Sub(l.start)
 	}
 	c.End = l.now()
 	c.Replica, c.Attempts = d.Replica, d.Attempts
 	if c.Outcome = outcomeOf(c); c.Outcome == Served {
 		c.Prompt = l.PromptTokens + freshTokens
-		for _, v := range trailer.Get(grpcserver.TrailerCached) {
-			c.Cached, _ = strconv.Atoi(v) // 0 is what a replica without the trailer has
-		}
+		cached, _ := a.Figure(grpcserver.TrailerCached) // 0 is what a replica without the trailer has
+		c.Cached = int(cached)
 	}
 }
 
 // freshTokens is what a prompt has of its own.
 const freshTokens = 32
 
-// request is the call's message: the session's prompt and some tokens of its own.
-func (l *load) request(c *Call) *vllmpb.GenerateRequest {
+// request is what the call sends: the session's prompt and some tokens of its own.
+func (l *load) request(c *Call) *workload.Request {
 	id, output := "chaos-"+strconv.Itoa(c.Index), l.OutputTokens
 	if c.Long {
 		output = l.longTokens
 	}
-	return drive.InferenceRequest("", &workload.Request{
+	return &workload.Request{
 		ID: id, PromptTokens: l.PromptTokens + freshTokens, OutputTokens: output, Segments: []workload.Segment{
 			{Seed: l.Seed<<32 + uint64(c.Session), Len: int32(l.PromptTokens)},
 			{Seed: workload.OutputSeed(id), Len: freshTokens},
 		},
-	})
+	}
 }

@@ -196,33 +196,33 @@ func (r *run) one(ctx context.Context, cc *grpc.ClientConn, q *workload.Request,
 }
 
 // measure fills in a sample; took is the client's own measurement of the whole call.
-func (r *run) measure(s *Sample, q *workload.Request, a *answer, d *client.Decision, start time.Time,
+func (r *run) measure(s *Sample, q *workload.Request, a *Answer, d *client.Decision, start time.Time,
 	took time.Duration) {
-	s.At, s.WarmUp, s.Session, s.Err = q.At, q.At < r.WarmUp, q.Session, a.err
+	s.At, s.WarmUp, s.Session, s.Err = q.At, q.At < r.WarmUp, q.Session, a.Err
 	s.Replica, s.Reason = cmp.Or(d.Prefill, d.Replica), d.Reason
-	s.Prompt, s.Output = q.PromptTokens, a.output
+	s.Prompt, s.Output = q.PromptTokens, a.Output
 	if d.Usage.PromptTokens > 0 {
 		s.Prompt = d.Usage.PromptTokens
 	}
-	switch cached, ok := a.figure(grpcserver.TrailerCached); {
+	switch cached, ok := a.Figure(grpcserver.TrailerCached); {
 	case d.Usage.CachedTokens >= 0:
 		s.Cached = d.Usage.CachedTokens
 	case ok:
 		s.Cached = int(cached)
 	}
 	s.Computed = s.Prompt - s.Cached
-	if computed, ok := a.figure(grpcserver.TrailerComputed); ok && d.Prefill == "" {
+	if computed, ok := a.Figure(grpcserver.TrailerComputed); ok && d.Prefill == "" {
 		s.Computed = int(computed)
 	}
-	ttft, first := a.figure(grpcserver.TrailerTTFT)
-	e2e, whole := a.figure(grpcserver.TrailerE2E)
+	ttft, first := a.Figure(grpcserver.TrailerTTFT)
+	e2e, whole := a.Figure(grpcserver.TrailerE2E)
 	if first && whole && d.Attempts <= 1 && !r.OwnClock {
 		waited := r.scale(d.Queued)
 		s.TTFT, s.Latency = waited+milliseconds(ttft), waited+milliseconds(e2e)
 	} else {
 		s.Latency = r.scale(took)
-		if !a.first.IsZero() {
-			s.TTFT = r.scale(a.first.Sub(start))
+		if !a.First.IsZero() {
+			s.TTFT = r.scale(a.First.Sub(start))
 		}
 	}
 	if s.Output > 1 {

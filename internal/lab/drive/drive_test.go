@@ -173,7 +173,7 @@ func TestMeasure(t *testing.T) {
 	start := time.Now()
 	q := &workload.Request{At: 2 * time.Second, PromptTokens: 100}
 	trailer := metadata.Pairs(grpcserver.TrailerTTFT, "150.5", grpcserver.TrailerE2E, "350.5", grpcserver.TrailerCached, "32", grpcserver.TrailerComputed, "70")
-	a := answer{first: start.Add(10 * time.Millisecond), output: 11, trailer: trailer}
+	a := Answer{First: start.Add(10 * time.Millisecond), Output: 11, Trailer: trailer}
 	d := client.Decision{Replica: "a", Reason: policy.ReasonQueued, Queued: 2 * time.Millisecond, Attempts: 1, Usage: policy.NoUsage}
 	var s Sample
 	r.measure(&s, q, &a, &d, start, 20*time.Millisecond)
@@ -190,7 +190,7 @@ func TestMeasure(t *testing.T) {
 	require.Equal(t, 60*time.Millisecond, s.TPOT)
 	require.Equal(t, []int{90, 16, 70}, []int{s.Prompt, s.Cached, s.Computed})
 
-	a.trailer, s = nil, Sample{}
+	a.Trailer, s = nil, Sample{}
 	r.measure(&s, q, &a, &d, start, 20*time.Millisecond)
 	require.Equal(t, 74, s.Computed)
 }

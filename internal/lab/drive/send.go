@@ -23,17 +23,17 @@ import (
 // DefaultDialect is the dialect where none is named.
 const DefaultDialect = "vllm"
 
-// answer is what came back for one request.
-type answer struct {
-	first   time.Time // when the first token came
-	output  int       // tokens
-	trailer metadata.MD
-	err     error
+// Answer is what came back for one request.
+type Answer struct {
+	First   time.Time // when the first token came
+	Output  int       // tokens
+	Trailer metadata.MD
+	Err     error
 }
 
-// figure is a number in the trailer.
-func (a *answer) figure(name string) (float64, bool) {
-	v := a.trailer.Get(name)
+// Figure is a number in the trailer.
+func (a *Answer) Figure(name string) (float64, bool) {
+	v := a.Trailer.Get(name)
 	if len(v) == 0 {
 		return 0, false
 	}
@@ -42,11 +42,11 @@ func (a *answer) figure(name string) (float64, bool) {
 }
 
 // sender sends a request in one dialect and reads the answer to its end.
-type sender func(ctx context.Context, cc *grpc.ClientConn, model string, q *workload.Request) answer
+type sender func(ctx context.Context, cc *grpc.ClientConn, model string, q *workload.Request) Answer
 
 var senders = map[string]sender{
 	DefaultDialect:   sendEngine,
-	"vllm-inference": sendInference,
+	"vllm-inference": SendInference,
 }
 
 // Dialects are the names that Options.Dialect may have, sorted.
@@ -63,7 +63,7 @@ func senderFor(dialect string) (sender, error) {
 }
 
 // sendEngine speaks vllm.grpc.engine.VllmEngine.
-func sendEngine(ctx context.Context, cc *grpc.ClientConn, _ string, q *workload.Request) answer {
+func sendEngine(ctx context.Context, cc *grpc.ClientConn, _ string, q *workload.Request) Answer {
 	r := &enginepb.GenerateRequest{
 		RequestId: q.ID, Stream: true,
 		SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(uint32(q.OutputTokens))},
@@ -82,8 +82,8 @@ func sendEngine(ctx context.Context, cc *grpc.ClientConn, _ string, q *workload.
 	})
 }
 
-// sendInference speaks vllm.Inference.
-func sendInference(ctx context.Context, cc *grpc.ClientConn, model string, q *workload.Request) answer {
+// SendInference sends a request to vllm.Inference and reads the stream of its answer to the end.
+func SendInference(ctx context.Context, cc *grpc.ClientConn, model string, q *workload.Request) Answer {
 	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, InferenceRequest(model, q))
 	return receive(stream, err, func(m *vllmpb.GenerateResponse, output int) int {
 		return output + int(m.GetOutputs().GetNumTokens())
@@ -107,23 +107,23 @@ func InferenceRequest(model string, q *workload.Request) *vllmpb.GenerateRequest
 }
 
 // receive reads a stream to its end; count adds the tokens of a message to those before.
-func receive[M any](stream grpc.ServerStreamingClient[M], err error, count func(m *M, output int) int) (a answer) {
-	if a.err = err; err != nil {
+func receive[M any](stream grpc.ServerStreamingClient[M], err error, count func(m *M, output int) int) (a Answer) {
+	if a.Err = err; err != nil {
 		return a
 	}
 	for {
 		m, err := stream.Recv()
 		if err != nil {
-			a.trailer = stream.Trailer()
+			a.Trailer = stream.Trailer()
 			if !errors.Is(err, io.EOF) {
-				a.err = err
-			} else if a.output == 0 {
-				a.err = errors.New("the answer has no tokens")
+				a.Err = err
+			} else if a.Output == 0 {
+				a.Err = errors.New("the answer has no tokens")
 			}
 			return a
 		}
-		if a.output = count(m, a.output); a.first.IsZero() && a.output > 0 {
-			a.first = time.Now()
+		if a.Output = count(m, a.Output); a.First.IsZero() && a.Output > 0 {
+			a.First = time.Now()
 		}
 	}
 }
