@@ -111,7 +111,7 @@ func (r *chaosRun) check(c *cobra.Command) error {
 		r.policies = policy.Names()
 	}
 	err := first(
-		required(c, "scenario"), oneOf("scenario", r.scenario, names), checkPolicies(r.policies, policy.Names()),
+		required(c, "scenario"), oneOf("scenario", r.scenario, names), someOf("policy", r.policies, policy.Names()),
 		atLeast("replicas", r.Replicas, 2), atLeast("most", r.Most, r.Replicas), positive("rate", r.Rate),
 		positive("speed", r.Speed),
 		atLeast("sessions", r.Sessions, r.Replicas), atLeast("prompt", r.PromptTokens, 1),

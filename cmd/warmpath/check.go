@@ -9,17 +9,17 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// checkPolicies refuses names that are not among the known and names that come twice.
-func checkPolicies(names, known []string) error {
+// someOf refuses an empty list, names that are not among the choices and names that come twice.
+func someOf(flag string, names, choices []string) error {
 	if len(names) == 0 {
-		return usagef("--policies: none is named; choose among %s", strings.Join(known, ", "))
+		return usagef("--%s: none is named; choose among %s", flag, strings.Join(choices, ", "))
 	}
 	for i, name := range names {
-		if !slices.Contains(known, name) {
-			return usagef("--policies: %q is unknown; choose among %s", name, strings.Join(known, ", "))
+		if err := oneOf(flag, name, choices); err != nil {
+			return err
 		}
 		if slices.Contains(names[:i], name) {
-			return usagef("--policies: %s is named twice", name)
+			return usagef("--%s: %s is named twice", flag, name)
 		}
 	}
 	return nil

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -71,19 +70,16 @@ func (l *live) flags(f *pflag.FlagSet, clients int, policies []string) {
 }
 
 func (l *live) check() error {
-	for i, mode := range l.modes {
-		if err := oneOf("mode", mode, liveModes); err != nil {
+	if len(l.modes) > 0 {
+		if err := someOf("mode", l.modes, liveModes); err != nil {
 			return err
-		}
-		if slices.Contains(l.modes[:i], mode) {
-			return usagef("--mode: %s is named twice", mode)
 		}
 	}
 	if l.deadline <= 0 || l.deadline > maxDeadline {
 		return usagef("--central-deadline: %v is not between 0s and %v", l.deadline, maxDeadline)
 	}
 	return first(atLeast("clients", l.Clients, 1), atLeast("servers", l.servers, 1),
-		checkPolicies(l.policies, policy.Names()), l.output.check())
+		someOf("policies", l.policies, policy.Names()), l.output.check())
 }
 
 // measure runs the workload with each policy in each mode. Servers of a target keep their caches in between, so each

@@ -124,7 +124,7 @@ func (s *simulate) check(c *cobra.Command) error {
 	set := c.Flags().Changed
 	err := first(
 		s.checkSource(c), atLeast("replicas", s.Replicas, 1), atLeast("clients", s.Clients, 1),
-		checkPolicies(s.policies, sim.Policies()),
+		someOf("policies", s.policies, sim.Policies()),
 		atLeast("seeds", s.seeds, 1), atLeast("copies", s.traffic.Copies, 1), positive("load", s.load),
 		positive("rate-scale", s.rateScale),
 		oneOf("share", string(s.Share), sim.Shares), s.output.check(),
@@ -184,8 +184,6 @@ func (s *simulate) checkRoles(split bool) error {
 		return usagef("--split: it goes with --roles")
 	case len(s.roles) == 0:
 		return nil
-	case len(s.splits) == 0:
-		return usagef("--split: none is named")
 	}
 	s.Prefill, s.Decode = s.roles[policy.RolePrefill], s.roles[policy.RoleDecode]
 	for _, name := range s.policies {
@@ -195,12 +193,7 @@ func (s *simulate) checkRoles(split bool) error {
 			return usagef("--roles: %w", err)
 		}
 	}
-	for _, rule := range s.splits {
-		if err := oneOf("split", rule, baseline.Splits); err != nil {
-			return err
-		}
-	}
-	return nil
+	return someOf("split", s.splits, baseline.Splits)
 }
 
 // checkSource sees to it that there is one workload, with the flags that belong to it.

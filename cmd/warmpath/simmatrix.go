@@ -108,7 +108,7 @@ func (s *simulate) runMatrix(ctx context.Context, c *cobra.Command) error {
 	if !set("warmup") {
 		s.WarmUp = matrixWarmUp
 	}
-	err := first(required(c, "results"), checkPolicies(s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1),
+	err := first(required(c, "results"), someOf("policies", s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1),
 		atLeast("workers", s.many.workers, 1))
 	switch {
 	case err != nil:

@@ -94,6 +94,7 @@ func (d *Driver) Submit(r Request) (*Call, error) {
 	c := &Call{driver: d, news: make(chan struct{}, 1)}
 	if r.Received > 0 {
 		c.received = make(chan struct{})
+		c.receive = sync.OnceFunc(func() { close(c.received) })
 	}
 	r.Data = c
 	seq, err := d.engine.Submit(now, r)
@@ -187,26 +188,18 @@ type Call struct {
 	news   chan struct{}
 
 	received chan struct{} // of a request with Received: closed once its KV has come or it has ended
+	receive  func()        // closes received
 
 	// Driver.mu guards what follows.
 	count int
 	done  bool
 	err   error
-	came  bool // received is closed
-}
-
-// receive closes received, once; the caller holds Driver.mu.
-func (c *Call) receive() {
-	if c.received != nil && !c.came {
-		c.came = true
-		close(c.received)
-	}
 }
 
 // set notes how many tokens there are and whether the call has ended; the caller holds Driver.mu.
 func (c *Call) set(count int, done bool, err error) {
 	c.count, c.done, c.err = count, done, err
-	if done {
+	if done && c.receive != nil {
 		c.receive()
 	}
 	select {

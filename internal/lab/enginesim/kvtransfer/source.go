@@ -5,7 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"net"
+	"slices"
 	"sync"
 	"time"
 )
@@ -83,10 +85,7 @@ func (s *Source) Close() {
 	s.stop()
 	s.lis.Close()
 	s.mu.Lock()
-	var all []*Leg
-	for _, l := range s.legs {
-		all = append(all, l)
-	}
+	all := slices.Collect(maps.Values(s.legs))
 	s.mu.Unlock()
 	for _, l := range all {
 		l.Drop()
