@@ -174,9 +174,6 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 			}
 		}
 	}
-	if f.legs.stage == decoding && r.turns.hold > 0 {
-		r.turns.keep(f, r.byID[f.reservation.Decision.Replica.ID], seq)
-	}
 	f.reservation.Release()
 	f.router.Complete(&f.req, f.reservation.Decision, policy.Outcome{
 		Sent: true, FirstMessage: res.TTFT(),

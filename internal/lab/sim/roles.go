@@ -15,7 +15,6 @@ type legs struct {
 	work    enginesim.Request   // the whole request
 	first   time.Duration       // the application has the prefill leg's token; 0 = it waits for the decode leg's
 	held    *enginesim.Sequence // the prefill leg, which holds its KV until that has moved
-	turn    *turn               // that the prefill leg gets; nil = none
 }
 
 // stage is how far a request that is split has come.
@@ -47,7 +46,6 @@ func (r *run) prefill(f *flight, work enginesim.Request) {
 	}
 	f.legs.stage, f.legs.work = prefilling, work
 	work.OutputTokens, work.Hold = 1, true
-	r.turns.pulls(f, &work)
 	r.submit(f, &f.legs.prefill, work)
 }
 
@@ -67,18 +65,13 @@ func (r *run) handOver(f *flight, seq *enginesim.Sequence) {
 	})
 	to := r.byID[f.reservation.Decision.Replica.ID].engine
 	work := l.work
-	work.Hold = r.turns.hold > 0
 	work.Received, work.Transfer = work.PromptTokens, to.Transfer(s.Prompt)
 	r.submit(f, &f.reservation, work)
 	r.serve()
 }
 
-// free frees the KV of a leg where it was computed: it has moved.
+// free frees the KV of a prefill leg where it was computed: it has moved.
 func (r *run) free(f *flight) {
-	if f.legs.stage == prefilling {
-		r.turns.free(r.now, f.legs.turn)
-		return
-	}
 	r.moving--
 	m := r.byID[f.legs.prefill.Decision.Replica.ID]
 	m.engine.Release(r.now, f.legs.held)

@@ -77,7 +77,6 @@ type run struct {
 	queue    []waiting     // of all clients, in the order in which they came
 	pairs    int           // measured requests that were split
 	moving   int           // prefill legs that have ended, whose KV has not moved yet
-	turns    turns
 
 	tokens   []uint32 // of the prompt that is being routed
 	samples  []drive.Sample
@@ -98,7 +97,6 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
 	}
 	prompts.cut(c.Engines[0].BlockSize)
-	r.turns = turns{hold: baseline.Hold(c.Split), block: c.Engines[0].BlockSize, of: make(map[turnKey]*turn)}
 	r.polling = polling{answered: make(map[*policy.Replica]time.Duration), asked: make([]int, c.Replicas)}
 	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
 	if r.fleet.ScrapeEvery > 0 {
@@ -182,17 +180,13 @@ func (r *run) all(ctx context.Context) error {
 		if arrived < len(r.rs) {
 			arrival, shares, scrape = r.rs[arrived].At, r.share.due(), r.scrape
 		}
-		over := r.turns.next()
-		switch next := min(at, shares, scrape, arrival, over, r.impatient()); next {
+		switch next := min(at, shares, scrape, arrival, r.impatient()); next {
 		case never:
 			return nil
 		case at:
 			if err := r.step(at, m); err != nil {
 				return err
 			}
-		case over:
-			r.now = next
-			r.turns.free(next, r.turns.queue[0])
 		case shares:
 			r.now = next
 			r.share.tick()

@@ -33,10 +33,6 @@
 //     whole. uncached_512 and uncached_2048 are the same with other thresholds
 //   - dynamo: Dynamo's conditional rule: those of which at least 2,048 tokens, and 0.7 of the prompt, are not cached
 //     there
-//   - pull_60 and pull_480: as the product, and the prefill leg of a session's next turn gets the KV of the last one from
-//     the engine that generated it ([Hold]), which keeps it for 60 or 480 s. In a trace without sessions the next turn is
-//     a prompt that begins with the blocks of one and is longer than that and its output: the trace does not tell whether
-//     it has the output
 //
 // All of them choose both replicas as the product does.
 //

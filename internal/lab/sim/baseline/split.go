@@ -1,10 +1,6 @@
 package baseline
 
-import (
-	"time"
-
-	"github.com/warmpath/warmpath/balancer/policy"
-)
+import "github.com/warmpath/warmpath/balancer/policy"
 
 // What decides which requests are split over a replica that prefills and one that decodes.
 const (
@@ -13,12 +9,7 @@ const (
 )
 
 // Splits are all of them, by name.
-var Splits = []string{SplitCost, SplitNever, "always", "llmd", "dynamo", "uncached_512", "uncached_2048", "pull_60", "pull_480"}
-
-// Hold is for how long decode replicas keep a turn for the next prefill leg under a rule; 0 = they do not.
-func Hold(split string) time.Duration {
-	return map[string]time.Duration{"pull_60": time.Minute, "pull_480": 8 * time.Minute}[split]
-}
+var Splits = []string{SplitCost, SplitNever, "always", "llmd", "dynamo", "uncached_512", "uncached_2048"}
 
 // Split is a rule of this name: of the length of the prompt, and the decision on the whole request. nil for those that
 // are none.
