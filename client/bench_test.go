@@ -65,8 +65,7 @@ func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt
 	}
 	table, err := requestkey.NewTable(dialect.Dialect{Methods: []string{"/p.S/M"}, Prompt: "3.2"})
 	require.NoError(tb, err)
-	keys, err := requestkey.NewSessionKeys()
-	require.NoError(tb, err)
+	keys := requestkey.NewSessionKeys()
 	binding := &call.Binding{
 		Router: rt, Policy: "p", Uses: rt.Uses(), Dialects: table, SessionKeys: keys,
 		Telemetry: set.telemetry, Config: config,

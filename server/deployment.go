@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/sharedstore"
 	"github.com/warmpath/warmpath/internal/telemetry"
+	"github.com/warmpath/warmpath/internal/tokenize"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -98,7 +99,7 @@ func (d *deployment) prepare(c Deployment) (x *change, err error) {
 		x.certs, err = openCertificates(c.ReplicaTLS, "replica_tls", d.log)
 	}
 	if err == nil && !d.hosted.Load().suits(c.Config) {
-		x.router, err = newRouter(c.Config, d.log, d.now)
+		x.router, err = tokenize.NewRouter(&c.Config, d.log, d.now)
 	}
 	if err != nil {
 		x.discard()

@@ -3,13 +3,11 @@ package server
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"maps"
 	"reflect"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	_ "github.com/warmpath/warmpath/balancer/kvevents" // KV events over ZeroMQ
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -19,7 +17,6 @@ import (
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
 // hosted is a Router, with the subscriptions to its replicas' KV events where its policy uses them.
@@ -95,26 +92,6 @@ func (h *hosted) needsPrompt() bool {
 
 // policy is the name of the policy that decides.
 func (h *hosted) policy() string { return *h.deciding.Load() }
-
-// newRouter builds a Router, and its tokenizer where there is one.
-func newRouter(c policy.Config, log *slog.Logger, now func() time.Time) (*router.Router, error) {
-	tokens, err := tokenize.ParseConfig(c.Tokenizer)
-	if err != nil {
-		return nil, err
-	}
-	if tokens == nil {
-		return router.FromConfig(&c, func(o *router.Options) { o.Now = now })
-	}
-	t, err := tokenize.Open(*tokens, tokenize.Options{Timeout: time.Duration(c.PrepareTimeout), Logger: log})
-	if err != nil {
-		return nil, err
-	}
-	r, err := router.FromConfig(&c, func(o *router.Options) { o.Now, o.Tokenizer = now, t })
-	if err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	return r, nil
-}
 
 // serviceConfig is the config for a channel, without the sources of KV events and load: only the server asks replicas.
 func serviceConfig(c policy.Config) (string, error) {

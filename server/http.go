@@ -49,10 +49,7 @@ func (s *Server) openHTTP(c *Config) error {
 		return fmt.Errorf("http.%w", err)
 	}
 	guarded := s.authenticator.http(h, httpendpoint.Deny)
-	shown, err := s.openPage(c)
-	if err != nil {
-		return fmt.Errorf("http.%w", err)
-	}
+	shown := s.openPage(c)
 	routes := s.authenticator.http(s.traced(h), httpendpoint.Deny)
 	read := time.Duration(c.HTTP.ReadTimeout)
 	s.maxHTTP = min(c.MaxConnections, maxBodies/c.HTTP.MaxBodyBytes)
@@ -98,15 +95,11 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 }
 
 // openPage makes the page, and returns its handler behind the principals.
-func (s *Server) openPage(c *Config) (http.Handler, error) {
-	sessions, err := requestkey.NewSessionKeys(httpendpoint.HeaderSession)
-	if err != nil {
-		return nil, err
-	}
+func (s *Server) openPage(c *Config) http.Handler {
 	s.page = page.New(frontend{services{Server: s}}, page.Options{
-		Sessions: sessions, MaxBody: c.HTTP.MaxBodyBytes, Done: s.draining,
+		Sessions: requestkey.NewSessionKeys(httpendpoint.HeaderSession), MaxBody: c.HTTP.MaxBodyBytes, Done: s.draining,
 	})
-	return tokenAsPassword(s.authenticator.http(s.page, page.Deny)), nil
+	return tokenAsPassword(s.authenticator.http(s.page, page.Deny))
 }
 
 // tokenAsPassword lets browsers send a token, as the password of any name. Only the page accepts it, since browsers add

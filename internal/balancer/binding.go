@@ -2,8 +2,6 @@ package balancer
 
 import (
 	"cmp"
-	"errors"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
@@ -26,18 +24,7 @@ func (b *lb) router(c *lbConfig, h *call.Handle) (*router.Router, error) {
 			return r, nil
 		}
 	}
-	if c.tokenizer == nil {
-		return router.FromConfig(c.Config, nil)
-	}
-	t, err := tokenize.Open(*c.tokenizer, tokenize.Options{Timeout: time.Duration(c.PrepareTimeout), Logger: h.Logger})
-	if err != nil {
-		return nil, err
-	}
-	r, err := router.FromConfig(c.Config, func(o *router.Options) { o.Tokenizer = t })
-	if err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	return r, nil
+	return tokenize.NewRouter(c.Config, h.Logger, nil)
 }
 
 // configure puts a configuration and the members into force. r is nil where the Router stays the same, h where the

@@ -65,11 +65,10 @@ func (builder) Build(cc balancer.ClientConn, opts balancer.BuildOptions) balance
 type lbConfig struct {
 	serviceconfig.LoadBalancingConfig
 	*policy.Config
-	dialects  *requestkey.Table
-	sessions  *requestkey.SessionKeys // nil = none
-	tokenizer *tokenize.Config        // nil = none
-	key       string                  // equal for configs that can share a Router
-	text      string                  // as it was parsed
+	dialects *requestkey.Table
+	sessions *requestkey.SessionKeys // nil = none
+	key      string                  // equal for configs that can share a Router
+	text     string                  // as it was parsed
 }
 
 // MarshalJSON writes the config as it was parsed: the xDS policies above this one
@@ -118,13 +117,8 @@ func parseConfig(raw json.RawMessage) (*lbConfig, error) {
 	if err := tokenize.Check(c.Tokenizer); err != nil {
 		return nil, err
 	}
-	if parsed.tokenizer, err = tokenize.ParseConfig(c.Tokenizer); err != nil {
-		return nil, err
-	}
 	if len(c.SessionKeys) > 0 {
-		if parsed.sessions, err = requestkey.NewSessionKeys(c.SessionKeys...); err != nil {
-			return nil, err
-		}
+		parsed.sessions = requestkey.NewSessionKeys(c.SessionKeys...)
 	}
 	if parsed.text, err = marshal(c); err == nil {
 		parsed.key, err = marshal(router.Lasting(*c))

@@ -55,7 +55,7 @@ func NewReading(c policy.Config) (r Reading, err error) {
 		return r, err
 	}
 	if r.Sessions = new(requestkey.SessionKeys); c.SessionKeys == nil || len(c.SessionKeys) > 0 { // else there are none
-		r.Sessions, err = requestkey.NewSessionKeys(c.SessionKeys...)
+		r.Sessions = requestkey.NewSessionKeys(c.SessionKeys...)
 	}
 	return r, err
 }

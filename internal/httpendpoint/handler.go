@@ -51,11 +51,7 @@ func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) (http.H
 		return nil, err
 	}
 	c = c.WithDefaults()
-	sessions, err := requestkey.NewSessionKeys(HeaderSession)
-	if err != nil {
-		return nil, err
-	}
-	h := &handler{chooser: chooser, sessions: sessions, maxBody: c.MaxBodyBytes}
+	h := &handler{chooser: chooser, sessions: requestkey.NewSessionKeys(HeaderSession), maxBody: c.MaxBodyBytes}
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+RoutePath, h.route)
 	mux.HandleFunc(RoutePath, func(w http.ResponseWriter, _ *http.Request) {

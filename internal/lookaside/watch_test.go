@@ -138,7 +138,7 @@ func TestHomes(t *testing.T) {
 	require.Equal(t, []float64{1.5, 0.5}, weights(r2))
 
 	for i, r := range []*router.Router{r, r2} {
-		r.View().ByID("r2").State().ByHome.Add(1<<32 + uint64(1-i))
+		r.View().ByID("r2").State().CountHome(i == 0)
 	}
 	report := w.view.report(false).GetOutcomes().GetReplicas()
 	require.Len(t, report, 1)

@@ -41,8 +41,7 @@ func (f *fixed) Admitted(*http.Request) error { return nil }
 
 func newPage(t *testing.T, f *fixed) *Page {
 	t.Helper()
-	sessions, err := requestkey.NewSessionKeys("x-session-id")
-	require.NoError(t, err)
+	sessions := requestkey.NewSessionKeys("x-session-id")
 	return New(f, Options{Sessions: sessions, MaxBody: 1 << 20, Done: t.Context().Done()})
 }
 

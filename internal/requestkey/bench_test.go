@@ -35,8 +35,7 @@ func TestAllocs(t *testing.T) {
 	chat := mustTable(t, dialect.Dialect{Methods: []string{"/a/b"}, Messages: &dialect.Messages{Path: "1", Role: "1", Content: "2"}}).Lookup("/a/b")
 	turns := any(build(t, nil, pv{"1#0.1", "user"}, pv{"1#0.2", "hi"}, pv{"1#1.1", "assistant"}, pv{"1#1.2", "hello"}))
 	ctx := metadata.AppendToOutgoingContext(context.Background(), "session_id", "s")
-	keys, err := NewSessionKeys()
-	require.NoError(t, err)
+	keys := NewSessionKeys()
 	var q policy.Request
 	u := policy.NoUsage
 	for _, tt := range []struct {
@@ -128,8 +127,7 @@ func BenchmarkLookup(b *testing.B) {
 }
 
 func BenchmarkSession(b *testing.B) {
-	keys, err := NewSessionKeys()
-	require.NoError(b, err)
+	keys := NewSessionKeys()
 	for name, ctx := range map[string]context.Context{
 		"none":   context.Background(),
 		"first":  metadata.AppendToOutgoingContext(context.Background(), "session_id", "s", "other", "x"),

@@ -17,55 +17,63 @@ import (
 // An outputForm is where the streams of an engine have their output, for those that can go on at another replica: each
 // message but the last has the new token ids alone.
 type outputForm struct {
-	tokens string // the new token ids of a message
-	text   string // the new text
-	mute   string // in the request: false where there is no text
-	final  string // set in the last message
-	total  string // the number of all output tokens so far
-	once   string // set in the first message only
-	whole  string // in the last message: all ids of the output
-	stop   string // in the request: token ids that end the output
-	all    string // the ids of an output that comes in one message
-	anew   string // in the request: set where nothing cached is to be used
+	tokens place // the new token ids of a message
+	text   place // the new text
+	mute   place // in the request: false where there is no text
+	final  place // set in the last message
+	total  place // the number of all output tokens so far
+	once   place // set in the first message only
+	whole  place // in the last message: all ids of the output
+	stop   place // in the request: token ids that end the output
+	all    place // the ids of an output that comes in one message
+	anew   place // in the request: set where nothing cached is to be used
 	// temperature is in the request: 0 makes the output greedy. sampled: so is not an output without it.
-	temperature string
+	temperature place
 	sampled     bool
 	// allowed are the fields that a request may have besides its key, its prompt and its bound: those that mean the same
 	// for the rest of the output. Others keep the request from going on elsewhere: a seed, several outputs, structured
 	// output, stop strings, a least number of tokens, penalties of the output alone, log probabilities of the prompt.
-	allowed string
-	one     string // fields that may be 1
-	shapes  string // fields that a turn may have as well: they shape the output, and not what is computed of it
+	allowed place
+	one     place // fields that may be 1
+	shapes  place // fields that a turn may have as well: they shape the output, and not what is computed of it
+}
+
+// at is the place of a path of the data here, which is tested.
+func at(p dialect.Path) place {
+	alts, _ := parsePath(p)
+	return place{alts: alts}
 }
 
 // outputForms are by the first of a built-in dialect's methods. A message of sglang.runtime.v1 has new ids or all, by
 // flags of the server: it has no form.
-var outputForms = map[string]*outputForm{
-	"/vllm.Generate/Generate": {
-		tokens: "2.4", text: "2.2", mute: "9.4", final: "2.8", total: "2.8.1", once: "1", stop: "8.3", one: "6.1", anew: "10.1",
-		temperature: "5",
-		allowed:     "5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12", shapes: "6.5|7.1|7.2|7.6|8.2|8.4",
-	},
-	"/vllm.grpc.engine.VllmEngine/Generate": {
-		tokens: "1.1", final: "2", stop: "4.11", one: "4.15", all: "2.1",
-		temperature: "4.1", sampled: true,
-		allowed: "2.1|4.1|4.2|4.3|4.4|4.7|4.12|4.13|4.14|4.22|4.26|5",
-		shapes:  "4.5|4.6|4.9|4.10|4.16|4.17|4.18|4.19|4.20|4.21",
-	},
-	"/sglang.grpc.scheduler.SglangScheduler/Generate": {
-		tokens: "2.1", final: "3", total: "2.3|3.4", stop: "4.10", one: "4.7|4.17",
-		allowed: "2.1|4.1|4.2|4.3|4.4|4.11|4.12|4.19|4.20|4.21|4.22|12|13|17",
-	},
-	"/trtllm.TrtllmService/Generate": {
-		tokens: "2.1", final: "3", total: "2.4|3.6", whole: "3.1", stop: "22", one: "3.1|3.2|3.12",
-		allowed: "2.1|3.3|3.4|3.9|3.18|4.5|6|20|23|25|26|27",
-	},
-}
+var outputForms = sync.OnceValue(func() map[string]*outputForm {
+	return map[string]*outputForm{
+		"/vllm.Generate/Generate": {
+			tokens: at("2.4"), text: at("2.2"), mute: at("9.4"), final: at("2.8"), total: at("2.8.1"), once: at("1"),
+			stop: at("8.3"), one: at("6.1"), anew: at("10.1"), temperature: at("5"),
+			allowed: at("5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12"), shapes: at("6.5|7.1|7.2|7.6|8.2|8.4"),
+		},
+		"/vllm.grpc.engine.VllmEngine/Generate": {
+			tokens: at("1.1"), final: at("2"), stop: at("4.11"), one: at("4.15"), all: at("2.1"),
+			temperature: at("4.1"), sampled: true,
+			allowed: at("2.1|4.1|4.2|4.3|4.4|4.7|4.12|4.13|4.14|4.22|4.26|5"),
+			shapes:  at("4.5|4.6|4.9|4.10|4.16|4.17|4.18|4.19|4.20|4.21"),
+		},
+		"/sglang.grpc.scheduler.SglangScheduler/Generate": {
+			tokens: at("2.1"), final: at("3"), total: at("2.3|3.4"), stop: at("4.10"), one: at("4.7|4.17"),
+			allowed: at("2.1|4.1|4.2|4.3|4.4|4.11|4.12|4.19|4.20|4.21|4.22|12|13|17"),
+		},
+		"/trtllm.TrtllmService/Generate": {
+			tokens: at("2.1"), final: at("3"), total: at("2.4|3.6"), whole: at("3.1"), stop: at("22"),
+			one:     at("3.1|3.2|3.12"),
+			allowed: at("2.1|3.3|3.4|3.9|3.18|4.5|6|20|23|25|26|27"),
+		},
+	}
+})
 
-// outputPlaces are a form that is compiled.
-type outputPlaces struct {
-	tokens, text, mute, final, total, once, whole, stop, all, anew, temperature []path
-
+// An outputRule is a form, and what may be set in the messages of a method that has it.
+type outputRule struct {
+	*outputForm
 	request, turn fieldSet // what a request may have that goes on elsewhere, and one whose turn is kept
 	message       fieldSet // what a message may have whose token is another message's as well
 }
@@ -73,41 +81,29 @@ type outputPlaces struct {
 // A fieldSet is fields of a request: true = with any value, false = only with 1.
 type fieldSet map[string]bool
 
-// compileOutput sets the places of the method's form.
-func (m *Method) compileOutput() {
-	f := m.form
-	known := func(p string) (alts []path) {
-		alts, _ = parsePath(dialect.Path(p)) // the data is tested
-		return alts
+// add adds the fields at places.
+func (f fieldSet) add(free bool, places ...*place) {
+	for _, p := range places {
+		for _, alt := range p.alts {
+			numbers := make([]string, len(alt))
+			for i := range alt {
+				numbers[i] = strconv.Itoa(int(alt[i].num))
+			}
+			f[strings.Join(numbers, ".")] = free
+		}
 	}
-	o := &outputPlaces{
-		tokens: known(f.tokens), text: known(f.text), mute: known(f.mute), final: known(f.final), total: known(f.total),
-		once: known(f.once), whole: known(f.whole), stop: known(f.stop), all: known(f.all), anew: known(f.anew),
-		temperature: known(f.temperature), request: make(fieldSet),
-	}
-	for _, field := range strings.Split(f.one, "|") {
-		o.request[field] = false
-	}
-	d := &m.dialect
-	keys := []string{f.allowed, f.stop, f.mute, string(d.RequestID), string(d.Session), string(d.Model), string(d.Adapter),
-		string(d.CacheSalt), string(d.Tokens), string(d.MaxTokens)}
-	if d.Media != nil {
-		keys = append(keys, string(d.Media.Path))
-	}
-	for _, field := range strings.Split(strings.Join(keys, "|"), "|") {
-		o.request[field] = true
-	}
+}
+
+// newOutputRule returns that of a method with a form.
+func (m *Method) newOutputRule(f *outputForm) *outputRule {
+	o := &outputRule{outputForm: f, request: make(fieldSet), message: make(fieldSet)}
+	o.request.add(false, &f.one)
+	o.request.add(true, &f.allowed, &f.stop, &f.mute, &m.id, &m.session, &m.model, &m.adapter, &m.salt, &m.tokens,
+		&m.maxTokens, &m.media)
 	o.turn = maps.Clone(o.request)
-	for _, field := range strings.Split(f.shapes, "|") {
-		o.turn[field] = true
-	}
-	o.message = make(fieldSet)
-	u := &d.Usage
-	keys = []string{f.tokens, f.text, f.once, string(u.Prompt), string(u.Output), string(u.OutputDelta), string(u.Cached)}
-	for _, field := range strings.Split(strings.Join(keys, "|"), "|") {
-		o.message[strings.ReplaceAll(field, "[]", "")] = true
-	}
-	m.output = o
+	o.turn.add(true, &f.shapes)
+	o.message.add(true, &f.tokens, &f.text, &f.once, &m.usagePrompt, &m.usageOutput, &m.usageDelta, &m.usageCached)
+	return o
 }
 
 // Resumes reports whether some method has streams that go on at another replica.
@@ -142,7 +138,7 @@ func (m *Method) Output(request any, limit int, split bool, ends *Ends) (o *Outp
 	if m.output == nil || !typed {
 		return nil, 0
 	}
-	if split = split && m.output.greedy(msg, m.form.sampled); !split && !m.dialect.Resume {
+	if split = split && m.output.greedy(msg); !split && !m.dialect.Resume {
 		return nil, 0
 	}
 	bound, size := m.MaxTokens(request), proto.Size(msg)
@@ -150,9 +146,9 @@ func (m *Method) Output(request any, limit int, split bool, ends *Ends) (o *Outp
 	if in == nil || bound == 0 || bound > maxOutput || size > limit || !m.output.request.allows(msg.ProtoReflect(), "") {
 		return nil, 0
 	}
-	o = &Output{method: m, ends: ends, request: proto.Clone(msg), bound: bound, text: len(m.output.text) > 0}
+	o = &Output{method: m, ends: ends, request: proto.Clone(msg), bound: bound, text: len(m.output.text.alts) > 0}
 	o.prefill.wanted = split && bound > 1
-	if in, fd := first(m.output.mute, msg.ProtoReflect()); in != nil && !in.Get(fd).Bool() {
+	if in, fd := m.output.mute.find(msg.ProtoReflect()); in != nil && !in.Get(fd).Bool() {
 		o.text = false
 	}
 	return o, size + 4*(in.Get(fd).List().Len()+bound)
@@ -213,10 +209,10 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 	}
 	m, p := typed.ProtoReflect(), o.method.output
 	var ids []uint32
-	if in, fd := first(p.tokens, m); in != nil {
+	if in, fd := p.tokens.find(m); in != nil {
 		ids = idsOf(in, fd)
 	}
-	final, _ := first(p.final, m)
+	final, _ := p.final.find(m)
 	if o.prefill.given {
 		return o.repeats(typed, ids, final != nil)
 	}
@@ -236,7 +232,7 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 		return true, false
 	}
 	if len(ids) > 0 && o.text {
-		in, fd := first(p.text, m)
+		in, fd := p.text.find(m)
 		o.held = in == nil || strings.HasSuffix(in.Get(fd).String(), "\uFFFD")
 	}
 	o.lost = o.lost || len(o.ids) > o.bound || !o.counts(m, len(ids))
@@ -245,7 +241,7 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 
 // counts reports whether the counts of output tokens in a message are those of its ids, and of all.
 func (o *Output) counts(m protoreflect.Message, n int) bool {
-	if in, fd := first(o.method.output.total, m); in != nil && integer(fd, in.Get(fd)) != int64(len(o.ids)) {
+	if in, fd := o.method.output.total.find(m); in != nil && integer(fd, in.Get(fd)) != int64(len(o.ids)) {
 		return false
 	}
 	s := source{message: message{typed: m}}
@@ -257,20 +253,20 @@ func (o *Output) counts(m protoreflect.Message, n int) bool {
 // prompt and of all output.
 func (o *Output) whole(msg proto.Message) {
 	m, p, prompt := msg.ProtoReflect(), o.method.output, int64(math.MaxInt32)
-	remove(m, p.once)
-	patch := renumber(nil, m, o.method.usagePrompt.alts, func(n int64) int64 {
+	p.once.remove(m)
+	patch := o.method.usagePrompt.renumber(nil, m, func(n int64) int64 {
 		prompt = n - int64(o.before)
 		return prompt
 	})
-	patch = renumber(patch, m, o.method.usageCached.alts, func(n int64) int64 { return min(n, prompt) })
-	patch = renumber(patch, m, p.total, func(n int64) int64 { return n + int64(o.before) })
-	if in, fd := first(p.whole, m); in != nil {
+	patch = o.method.usageCached.renumber(patch, m, func(n int64) int64 { return min(n, prompt) })
+	patch = p.total.renumber(patch, m, func(n int64) int64 { return n + int64(o.before) })
+	if in, fd := p.whole.find(m); in != nil {
 		ids := o.ids
 		if !o.again {
 			ids = slices.Concat(o.ids[:o.before], idsOf(in, fd))
 		}
 		in.Clear(fd)
-		patch = (&place{alts: p.whole}).numbers(patch, ids)
+		patch = p.whole.numbers(patch, ids)
 	}
 	_ = merge.Unmarshal(patch, msg) // it is encoded here
 }
@@ -291,7 +287,7 @@ func (o *Output) Next() proto.Message {
 	n, p := len(o.ids), o.method.output
 	repeats := n == o.bound
 	switch {
-	case o.lost, o.held, repeats && slices.Equal(p.tokens[0][:1], p.final[0][:1]):
+	case o.lost, o.held, repeats && slices.Equal(p.tokens.target()[:1], p.final.target()[:1]):
 		return nil
 	case repeats:
 		n--
@@ -309,7 +305,7 @@ func (o *Output) Next() proto.Message {
 
 // stops reports whether the request names an id as an end.
 func (o *Output) stops(id uint32) bool {
-	in, fd := first(o.method.output.stop, o.request.ProtoReflect())
+	in, fd := o.method.output.stop.find(o.request.ProtoReflect())
 	return in != nil && slices.Contains(idsOf(in, fd), id)
 }
 
@@ -349,29 +345,29 @@ func (p path) find(m protoreflect.Message) (in protoreflect.Message, fd protoref
 	return m, fd
 }
 
-// remove clears the fields that paths lead to.
-func remove(m protoreflect.Message, alts []path) {
-	for _, alt := range alts {
+// find is [path.find] for the first alternative that leads to something.
+func (p *place) find(m protoreflect.Message) (in protoreflect.Message, fd protoreflect.FieldDescriptor) {
+	for i := 0; in == nil && i < len(p.alts); i++ {
+		in, fd = p.alts[i].find(m)
+	}
+	return in, fd
+}
+
+// remove clears the fields at a place.
+func (p *place) remove(m protoreflect.Message) {
+	for _, alt := range p.alts {
 		if in, fd := alt.find(m); in != nil {
 			in.Clear(fd)
 		}
 	}
 }
 
-// renumber appends to a patch what the numbers at paths of a message change to.
-func renumber(patch []byte, m protoreflect.Message, alts []path, to func(now int64) int64) []byte {
-	for i, alt := range alts {
+// renumber appends to a patch what the numbers at a place of a message change to.
+func (p *place) renumber(patch []byte, m protoreflect.Message, to func(now int64) int64) []byte {
+	for i, alt := range p.alts {
 		if in, fd := alt.find(m); in != nil {
-			patch = (&place{alts: alts[i:]}).number(patch, to(integer(fd, in.Get(fd))))
+			patch = (&place{alts: p.alts[i:]}).number(patch, to(integer(fd, in.Get(fd))))
 		}
 	}
 	return patch
-}
-
-// first is find for the first of several paths that leads to something.
-func first(alts []path, m protoreflect.Message) (in protoreflect.Message, fd protoreflect.FieldDescriptor) {
-	for i := 0; in == nil && i < len(alts); i++ {
-		in, fd = alts[i].find(m)
-	}
-	return in, fd
 }

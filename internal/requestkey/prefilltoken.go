@@ -18,10 +18,10 @@ type prefillToken struct {
 }
 
 // greedy reports whether the output of a request is not sampled, so that its tokens are the same at every replica.
-func (p *outputPlaces) greedy(request proto.Message, sampled bool) bool {
-	in, fd := first(p.temperature, request.ProtoReflect())
+func (p *outputRule) greedy(request proto.Message) bool {
+	in, fd := p.temperature.find(request.ProtoReflect())
 	if in == nil {
-		return len(p.temperature) > 0 && !sampled
+		return len(p.temperature.alts) > 0 && !p.sampled
 	}
 	return in.Get(fd).Float() == 0
 }
@@ -41,20 +41,20 @@ func (o *Output) Prefilled(msg any) (ok bool) {
 		return false
 	}
 	m, p := typed.ProtoReflect(), o.method.output
-	in, fd := first(p.tokens, m)
+	in, fd := p.tokens.find(m)
 	if in == nil || in.Get(fd).List().Len() != 1 {
 		return false
 	}
 	ids, text := idsOf(in, fd), ""
 	if o.text {
-		if in, fd := first(p.text, m); in != nil {
+		if in, fd := p.text.find(m); in != nil {
 			text = in.Get(fd).String()
 		}
 		if text == "" || strings.HasSuffix(text, "\uFFFD") { // more tokens complete it
 			return false
 		}
 	}
-	remove(m, p.final)
+	p.final.remove(m)
 	if !p.message.allows(m, "") { // such as its log probability, which would come twice
 		return false
 	}
@@ -66,7 +66,7 @@ func (o *Output) Prefilled(msg any) (ok bool) {
 // It removes the token, and what only the first message has.
 func (o *Output) repeats(msg proto.Message, ids []uint32, final bool) (deliver, useless bool) {
 	m, p := msg.ProtoReflect(), o.method.output
-	remove(m, p.once)
+	p.once.remove(m)
 	if len(ids) == 0 {
 		return final, false
 	}
@@ -74,9 +74,9 @@ func (o *Output) repeats(msg proto.Message, ids []uint32, final bool) (deliver, 
 		o.prefill = prefillToken{differs: true}
 		return false, false
 	}
-	remove(m, p.tokens)
-	patch := (&place{alts: p.tokens}).numbers(nil, ids[1:])
-	patch = renumber(patch, m, o.method.usageDelta.alts, func(n int64) int64 { return n - 1 })
+	p.tokens.remove(m)
+	patch := p.tokens.numbers(nil, ids[1:])
+	patch = o.method.usageDelta.renumber(patch, m, func(n int64) int64 { return n - 1 })
 	if merge.Unmarshal(patch, msg) != nil {
 		return true, true
 	}
@@ -92,7 +92,7 @@ func (o *Output) cutText(m protoreflect.Message) bool {
 	if !o.text {
 		return true
 	}
-	in, fd := first(o.method.output.text, m)
+	in, fd := o.method.output.text.find(m)
 	if in == nil {
 		return false
 	}

@@ -3,8 +3,6 @@ package requestkey
 import (
 	"cmp"
 	"context"
-	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -36,16 +34,14 @@ var agents = []agentKeys{
 	{session: "thread-id"},
 }
 
-// NewSessionKeys takes metadata names in order of preference; none means those of a config without session_keys.
-func NewSessionKeys(names ...string) (*SessionKeys, error) {
+// NewSessionKeys takes metadata names in order of preference; none means those of a config without session_keys. What a
+// name may be is checked with the config.
+func NewSessionKeys(names ...string) *SessionKeys {
 	if len(names) == 0 {
 		names = policy.Config{}.WithDefaults().SessionKeys
 	}
 	k := &SessionKeys{agents: agents}
-	for i, name := range names {
-		if err := checkKey(name); err != nil {
-			return nil, fmt.Errorf("session_keys[%d]: %w", i, err)
-		}
+	for _, name := range names {
 		name = strings.ToLower(name)
 		for _, spelt := range []string{name, strings.ReplaceAll(name, "_", "-"), strings.ReplaceAll(name, "-", "_")} {
 			if !slices.Contains(k.names, spelt) {
@@ -53,20 +49,7 @@ func NewSessionKeys(names ...string) (*SessionKeys, error) {
 			}
 		}
 	}
-	return k, nil
-}
-
-// metadataName is a name of metadata, in lower case.
-var metadataName = regexp.MustCompile(`^[0-9a-z_.-]+$`)
-
-func checkKey(name string) error {
-	switch name = strings.ToLower(name); {
-	case strings.HasSuffix(name, "-bin"):
-		return fmt.Errorf("%q: binary metadata cannot be a session", name)
-	case !metadataName.MatchString(name):
-		return fmt.Errorf("%q: a metadata name has letters, digits, -, _ and . only", name)
-	}
-	return nil
+	return k
 }
 
 // Outgoing returns the session in the outgoing metadata of a context under the configured names, "" if there is none.

@@ -114,8 +114,7 @@ type Method struct {
 	// In a response.
 	usagePrompt, usageOutput, usageCached, usageDelta, usageJSON place
 
-	form   *outputForm // nil where streams do not go on elsewhere
-	output *outputPlaces
+	output *outputRule // nil where streams do not go on elsewhere
 }
 
 // DeferStream reports whether a client or bidirectional stream is to be opened
@@ -149,16 +148,18 @@ func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.form = outputForms[d.Methods[0]]
+	form := outputForms()[d.Methods[0]]
 	if base != nil {
-		m.form = base.form
+		if form = nil; base.output != nil {
+			form = base.output.outputForm
+		}
 		if m.dialect.KV == base.dialect.KV {
 			m.legs = base.legs
 		}
 	}
 	switch {
-	case m.form != nil:
-		m.compileOutput()
+	case form != nil:
+		m.output = m.newOutputRule(form)
 	case d.Resume:
 		return nil, errors.New("resume: how output goes on elsewhere is known for methods like those of vllm.Inference, " +
 			"VllmEngine, SglangScheduler and TrtllmService only")

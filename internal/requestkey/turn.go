@@ -47,7 +47,7 @@ func (m *Method) ids(request any) (prompt []uint32, seed kvindex.Seed) {
 		return nil, 0
 	}
 	r := msg.ProtoReflect()
-	if in, _ := first(m.output.anew, r); in != nil || !m.output.turn.allows(r, "") {
+	if in, _ := m.output.anew.find(r); in != nil || !m.output.turn.allows(r, "") {
 		return nil, 0
 	}
 	var q policy.Request
@@ -76,9 +76,9 @@ func (t *Turn) Read(response any) (held Held, ok bool) {
 		return held, false
 	}
 	m := msg.ProtoReflect()
-	in, fd := first(t.method.output.tokens, m)
+	in, fd := t.method.output.tokens.find(m)
 	if in == nil && t.held.tokens == t.held.prompt { // the whole output may come at once
-		in, fd = first(t.method.output.all, m)
+		in, fd = t.method.output.all.find(m)
 	}
 	if in != nil {
 		for _, id := range idsOf(in, fd) {

@@ -251,11 +251,7 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 		r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
 	}
 	if home := b.Decision.State().Home; home != nil {
-		calls := uint64(1 << 32)
-		if b.Decision.Reason == policy.ReasonRendezvousSpill {
-			calls++
-		}
-		home.ByHome.Add(calls)
+		home.CountHome(b.Decision.Reason == policy.ReasonRendezvousSpill)
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()

@@ -8,9 +8,11 @@ import (
 	"log/slog"
 	"net/url"
 	"strings"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router"
 )
 
 // Config is the object under "tokenizer" in a channel's config.
@@ -69,6 +71,26 @@ func Check(raw json.RawMessage) error {
 		return err
 	}
 	return p.Close()
+}
+
+// NewRouter builds the Router of a config, with its tokenizer where it has one. now is the clock; nil = the real one.
+func NewRouter(c *policy.Config, log *slog.Logger, now func() time.Time) (*router.Router, error) {
+	own, err := ParseConfig(c.Tokenizer)
+	if err != nil {
+		return nil, err
+	}
+	if own == nil {
+		return router.FromConfig(c, func(o *router.Options) { o.Now = now })
+	}
+	t, err := Open(*own, Options{Timeout: time.Duration(c.PrepareTimeout), Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	r, err := router.FromConfig(c, func(o *router.Options) { o.Now, o.Tokenizer = now, t })
+	if err != nil {
+		return nil, errors.Join(err, t.Close())
+	}
+	return r, nil
 }
 
 // Open opens what a config names. The caller closes what it gets, after its last
