@@ -3,6 +3,7 @@ package server
 import (
 	"time"
 
+	"github.com/warmpath/warmpath/internal/fleet"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -55,12 +56,7 @@ func (h *homes) follow(x *peerServer, u *warmpathv1.HomeUpdate) {
 	if u.GetVersion() <= h.version || len(u.GetReplicas()) != len(u.GetWeights()) {
 		return
 	}
-	weights := make(map[string]float64, len(u.GetReplicas()))
-	for i, n := range u.GetReplicas() {
-		if id := x.ids[n]; id != "" {
-			weights[id] = float64(u.GetWeights()[i])
-		}
-	}
+	weights := fleet.HomeWeights(u, func(n uint32) string { return x.ids[n] })
 	if len(weights) == 0 {
 		return // the sender has no replica at this time
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/grpc/attributes"
 	"google.golang.org/grpc/experimental/balancer/weight"
 	"google.golang.org/grpc/resolver"
 
@@ -26,19 +27,13 @@ func (v replicaValue) String() string { return v.ID }
 
 // Endpoint returns the gRPC endpoint of a replica. Its one address carries
 // nothing but the address and the TLS name: both change the connection, and
-// nothing else about the replica should.
+// nothing else about the replica should. The attributes' slices and map must not
+// be written afterwards.
 func Endpoint(r policy.Attributes) resolver.Endpoint {
-	ep := resolver.Endpoint{
-		Addresses: []resolver.Address{{Addr: r.Address, ServerName: Authority(r)}},
+	return resolver.Endpoint{
+		Addresses:  []resolver.Address{{Addr: r.Address, ServerName: Authority(r)}},
+		Attributes: attributes.New(replicaKey{}, replicaValue(r)),
 	}
-	return SetReplica(ep, r)
-}
-
-// SetReplica returns a copy of an endpoint that carries a replica's attributes.
-// The attributes' slices and map must not be written afterwards.
-func SetReplica(ep resolver.Endpoint, a policy.Attributes) resolver.Endpoint {
-	ep.Attributes = ep.Attributes.WithValue(replicaKey{}, replicaValue(a))
-	return ep
 }
 
 // FromEndpoint returns the attributes of an endpoint's replica. An endpoint of a
@@ -56,14 +51,4 @@ func FromEndpoint(ep resolver.Endpoint) policy.Attributes {
 	}
 	a.Weight = float64(weight.FromEndpoint(ep).Weight)
 	return a
-}
-
-// UseChannelAuthority returns a copy of an endpoint without an authority and a
-// TLS name of its own, for a channel whose user chose one for all replicas.
-func UseChannelAuthority(ep resolver.Endpoint) resolver.Endpoint {
-	ep.Addresses = slices.Clone(ep.Addresses)
-	for i := range ep.Addresses {
-		ep.Addresses[i].ServerName = ""
-	}
-	return ep
 }

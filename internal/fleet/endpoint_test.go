@@ -4,7 +4,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-	"google.golang.org/grpc/attributes"
 	"google.golang.org/grpc/experimental/balancer/weight"
 	"google.golang.org/grpc/resolver"
 
@@ -42,23 +41,4 @@ func TestFromForeignEndpoint(t *testing.T) {
 	ep = weight.Set(ep, weight.EndpointInfo{Weight: 7})
 	assert.Equal(t, policy.Attributes{ID: "a:1", Address: "a:1", Weight: 7}, FromEndpoint(ep))
 	assert.Equal(t, policy.Attributes{}, FromEndpoint(resolver.Endpoint{}))
-}
-
-func TestSetReplicaCopies(t *testing.T) {
-	ep := resolver.Endpoint{
-		Addresses:  []resolver.Address{{Addr: "a:1"}},
-		Attributes: attributes.New("theirs", 1),
-	}
-	set := SetReplica(ep, policy.Attributes{ID: "r"})
-	assert.Equal(t, "r", FromEndpoint(set).ID)
-	assert.Equal(t, 1, set.Attributes.Value("theirs"))
-	assert.Equal(t, "a:1", FromEndpoint(ep).ID)
-}
-
-func TestUseChannelAuthority(t *testing.T) {
-	own := Endpoint(fullFleet[0])
-	ep := UseChannelAuthority(own)
-	assert.Equal(t, []resolver.Address{{Addr: "10.0.0.1:50051"}}, ep.Addresses)
-	assert.Equal(t, fullFleet[0], FromEndpoint(ep))
-	assert.Equal(t, "a.example", own.Addresses[0].ServerName)
 }

@@ -15,3 +15,14 @@ func FromMessage(m *warmpathv1.Replica) policy.Attributes {
 		Role: m.GetRole(), Pair: m.GetPair(), KVBootstrap: m.GetKvBootstrap(), KVEngineID: m.GetKvEngineId(),
 	}
 }
+
+// HomeWeights reads the weights of the homes, by id of the replica. Numbers for which id has none are left out.
+func HomeWeights(u *warmpathv1.HomeUpdate, id func(number uint32) string) map[string]float64 {
+	all := make(map[string]float64, len(u.GetReplicas()))
+	for i, n := range u.GetReplicas() {
+		if name := id(n); name != "" && i < len(u.GetWeights()) {
+			all[name] = float64(u.GetWeights()[i])
+		}
+	}
+	return all
+}

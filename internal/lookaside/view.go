@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
@@ -367,12 +368,7 @@ func (v *view) takeOutliers(u *warmpathv1.OutlierUpdate) {
 
 // takeHomes adopts the weights of the homes. Called with mu held.
 func (v *view) takeHomes(u *warmpathv1.HomeUpdate) {
-	v.homes = make(map[string]float64, len(u.GetReplicas()))
-	for i, n := range u.GetReplicas() {
-		if r, ok := v.members.named[n]; ok && i < len(u.GetWeights()) {
-			v.homes[r.ID] = float64(u.GetWeights()[i])
-		}
-	}
+	v.homes = fleet.HomeWeights(u, func(n uint32) string { return v.members.named[n].ID })
 	for _, r := range v.routers {
 		r.Load.SetHomes(v.homes)
 	}

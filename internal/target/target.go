@@ -81,7 +81,7 @@ func State(replicas []policy.Attributes, own bool) resolver.State {
 	for _, r := range replicas {
 		ep := fleet.Endpoint(r)
 		if !own {
-			ep = fleet.UseChannelAuthority(ep)
+			ep.Addresses[0].ServerName = "" // the user chose one for all replicas
 		}
 		state.Endpoints = append(state.Endpoints, ep)
 		state.Addresses = append(state.Addresses, ep.Addresses...)
