@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/internal/fleet"
-	routerload "github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/homeweights"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -12,7 +12,7 @@ import (
 // has sent prompts. All servers of a cluster count the calls, and one of them changes the weights. Where two have done
 // so, the later change is in force everywhere. It is used with the deployment's mutex held.
 type homes struct {
-	routerload.Homes
+	homeweights.Learner
 	version uint64 // when the weights changed, in ns since 1970, or later; 0 = there are none
 }
 
@@ -22,7 +22,7 @@ const maxHomeCalls = 1 << 20
 // add counts the calls of a report.
 func (h *homes) add(id string, o *warmpathv1.ReplicaOutcomes) {
 	all := int(min(o.GetHomes(), maxHomeCalls))
-	h.Add(id, routerload.HomeCalls{All: all, Spilled: min(int(o.GetSpilled()), all)})
+	h.Add(id, homeweights.Calls{All: all, Spilled: min(int(o.GetSpilled()), all)})
 }
 
 // balance changes the weights when it is time to.

@@ -40,6 +40,7 @@ var house = []string{
 	"internal/telemetry",
 	"internal/tokenize",
 	"internal/builtin",
+	"internal/homeweights",
 	"balancer/policytest",
 	"internal/routertest",
 	"internal/router",

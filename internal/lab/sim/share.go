@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/homeweights"
 	"github.com/warmpath/warmpath/internal/router"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
 )
@@ -35,7 +36,7 @@ type sharing struct {
 	across  [][]routerload.Peer    // by server, as server 0 and the others see each other
 	missed  [][]policy.CacheChange // by server, as long as it is silent
 	caches  []*contents            // by engine; none where no policy reads them
-	homes   routerload.Homes       // of the server that changes the weights for all
+	homes   homeweights.Learner    // of the server that changes the weights for all
 	ids     []string               // of the replicas
 }
 
@@ -104,7 +105,7 @@ func (s *sharing) report(c int) {
 		total[i].Ongoing += now.Ongoing - before.Ongoing
 		total[i].QueuedTokens += now.QueuedTokens - before.QueuedTokens
 		calls, spilled := rep.State().TakeHomes()
-		s.homes.Add(rep.ID, routerload.HomeCalls{All: int(calls), Spilled: int(spilled)})
+		s.homes.Add(rep.ID, homeweights.Calls{All: int(calls), Spilled: int(spilled)})
 	}
 }
 

@@ -1,4 +1,4 @@
-package load_test
+package homeweights_test
 
 import (
 	"fmt"
@@ -10,15 +10,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/homeweights"
 )
 
 // window counts the calls of a time by replica, a fiftieth of them spilled, and ends it.
-func window(h *load.Homes, now *time.Time, calls ...int) bool {
+func window(h *homeweights.Learner, now *time.Time, calls ...int) bool {
 	ids := make([]string, len(calls))
 	for i, n := range calls {
 		ids[i] = fmt.Sprint("r", i)
-		h.Add(ids[i], load.HomeCalls{All: n, Spilled: n / 50})
+		h.Add(ids[i], homeweights.Calls{All: n, Spilled: n / 50})
 	}
 	*now = now.Add(5 * time.Minute)
 	return h.Step(*now, ids, true)
@@ -41,7 +41,7 @@ func TestHomesStep(t *testing.T) {
 		{"few spill", [][]int{{49, 49, 49, 60}, {49, 49, 49, 60}}, false},
 		{"one replica", [][]int{{1000}, {1000}}, false},
 	} {
-		var h load.Homes
+		var h homeweights.Learner
 		now := time.Unix(1e6, 0)
 		require.False(t, h.Step(now, nil, true))
 		for i, calls := range tt.windows {
@@ -62,7 +62,7 @@ func TestHomesBecomeEven(t *testing.T) {
 				scores[p][r] = rnd.Float64()
 			}
 		}
-		var h load.Homes
+		var h homeweights.Learner
 		now, ids := time.Unix(1e6, 0), make([]string, replicas)
 		for r := range ids {
 			ids[r] = fmt.Sprint("r", r)
@@ -79,7 +79,7 @@ func TestHomesBecomeEven(t *testing.T) {
 			for range perWindow {
 				p := rnd.IntN(prefixes)
 				r := homeOf(scores[p][:], ids, h.Weights())
-				h.Add(ids[r], load.HomeCalls{All: 1, Spilled: min(1, rnd.IntN(40)/39)})
+				h.Add(ids[r], homeweights.Calls{All: 1, Spilled: min(1, rnd.IntN(40)/39)})
 			}
 			if now = now.Add(5 * time.Minute); h.Step(now, ids, true) {
 				moved++
@@ -113,7 +113,7 @@ func homeOf(scores []float64, ids []string, weights map[string]float64) (home in
 // A replica that joined, or is not available, has few calls for that reason: its weight stays.
 func TestHomesOfOtherReplicasKeepTheirWeights(t *testing.T) {
 	for name, last := range map[string]int{"r4 joined": 10, "r4 is not available": 0} {
-		var h load.Homes
+		var h homeweights.Learner
 		now := time.Unix(1e6, 0)
 		require.False(t, h.Step(now, nil, true))
 		before := []int{100, 50, 100, 150}
@@ -131,7 +131,7 @@ func TestHomesOfOtherReplicasKeepTheirWeights(t *testing.T) {
 // A server that follows another counts the same calls, so it goes on at once in its place.
 func TestHomesFollow(t *testing.T) {
 	ids := []string{"r0", "r1", "r2", "r3"}
-	var leader, follower load.Homes
+	var leader, follower homeweights.Learner
 	now := time.Unix(1e6, 0)
 	for i := range 5 {
 		require.False(t, follower.Step(now, ids, false))
@@ -145,8 +145,8 @@ func TestHomesFollow(t *testing.T) {
 			if w, ok := leader.Weights()[ids[j]]; ok {
 				n *= w
 			}
-			leader.Add(ids[j], load.HomeCalls{All: int(n), Spilled: int(n / 50)})
-			follower.Add(ids[j], load.HomeCalls{All: int(n), Spilled: int(n / 50)})
+			leader.Add(ids[j], homeweights.Calls{All: int(n), Spilled: int(n / 50)})
+			follower.Add(ids[j], homeweights.Calls{All: int(n), Spilled: int(n / 50)})
 		}
 		now = now.Add(5 * time.Minute)
 	}
@@ -155,12 +155,12 @@ func TestHomesFollow(t *testing.T) {
 
 // The calls of replicas that left do not accumulate: where they are most of those counted, the window begins anew.
 func TestHomesOfReplicasThatLeft(t *testing.T) {
-	var h load.Homes
+	var h homeweights.Learner
 	now := time.Unix(1e6, 0)
 	require.False(t, h.Step(now, nil, true))
 	require.False(t, window(&h, &now, 100, 50, 100, 150))
 	for i := range 9 {
-		h.Add(fmt.Sprint("gone", i), load.HomeCalls{All: 1})
+		h.Add(fmt.Sprint("gone", i), homeweights.Calls{All: 1})
 	}
 	require.False(t, window(&h, &now, 100, 50, 100, 150))
 	require.True(t, window(&h, &now, 100, 50, 100, 150))
