@@ -62,8 +62,6 @@ type Config struct {
 	Interval time.Duration
 	// Servers is the number of look-aside servers that share load and caches with each other; 0 means 1.
 	Servers int
-	// Cut is when one of several servers is cut off.
-	Cut Cut
 	// Affinity sends all requests of a session to one client.
 	Affinity bool
 	// WarmUp is how much of the workload is not measured.

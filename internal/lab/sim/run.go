@@ -117,7 +117,6 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 	}
 	if c.Clients > 1 && (c.Share == ShareLoad || broadcast) || len(caches) > 0 {
 		r.share = newSharing(r.routers, r.Servers, r.Interval, caches)
-		r.share.cut = c.Cut
 	}
 	return r, nil
 }

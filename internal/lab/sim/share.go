@@ -13,7 +13,7 @@ import (
 //
 // With several servers, client i is one of server i mod servers, which follows the engines of the same numbers. What
 // one server sends at the end of an interval, the others have for their clients at the end of the next: the worst
-// phase. While server 0 is cut off, neither passes between it and the others.
+// phase.
 //
 // The clients report one after the other in the last tenth of an interval, since the server announces when it is going
 // to answer: at its end, when all have reported. Each damps what it receives, see [routerload.Damping].
@@ -32,9 +32,6 @@ type sharing struct {
 	late    [][]policy.CacheChange // by server, of the interval before
 	others  []routerload.Peer      // what one client receives
 	damping []routerload.Damping   // by client
-	cut     Cut
-	across  [][]routerload.Peer    // by server, as server 0 and the others see each other
-	missed  [][]policy.CacheChange // by server, as long as it is silent
 	caches  []*contents            // by engine; none where no policy reads them
 	homes   homeweights.Learner    // of the server that changes the weights for all
 	ids     []string               // of the replicas
@@ -55,9 +52,9 @@ func newSharing(routers []*router.Router, servers int, every time.Duration, cach
 		}
 		return all
 	}
-	s.late, s.missed = make([][]policy.CacheChange, servers), make([][]policy.CacheChange, servers)
+	s.late = make([][]policy.CacheChange, servers)
 	for range servers {
-		s.total, s.before, s.across = append(s.total, lines()), append(s.before, lines()), append(s.across, lines())
+		s.total, s.before = append(s.total, lines()), append(s.before, lines())
 	}
 	s.others = lines()
 	for c := range s.reports {
@@ -109,41 +106,9 @@ func (s *sharing) report(c int) {
 	}
 }
 
-// A Cut takes server 0 from the others for a time. For the first three seconds each side counts on what it has of the
-// other; then, as the servers do, it takes the other's load out and follows the other's engines itself.
-type Cut struct {
-	At, For time.Duration // 0 = there is none
-}
-
-// silence is how long a server is silent until the others count it as gone.
-const silence = 3 * time.Second
-
-// pass returns what server 0 and the others have of each other's caches for the end of this interval, by server, and
-// brings their load up to date.
-func (s *sharing) pass() (late [][]policy.CacheChange) {
-	since := s.next - s.cut.At
-	cut := since >= 0 && since < s.cut.For
-	for at := range s.late {
-		switch {
-		case !cut:
-			copy(s.across[at], s.before[at])
-		case since >= silence:
-			for i := range s.across[at] {
-				s.across[at][i] = routerload.Peer{ID: s.across[at][i].ID}
-			}
-		}
-		s.missed[at] = append(s.missed[at], s.late[at]...)
-	}
-	if cut && since < silence {
-		return make([][]policy.CacheChange, len(s.late))
-	}
-	late, s.missed = s.missed, make([][]policy.CacheChange, len(s.late))
-	return late
-}
-
 // broadcast sends every client what the others have reserved, and what has changed in the caches.
 func (s *sharing) broadcast() {
-	changes, passed := make([][]policy.CacheChange, len(s.total)), s.pass()
+	changes := make([][]policy.CacheChange, len(s.total))
 	for i, c := range s.caches {
 		at := i % len(changes)
 		changes[at] = c.flush(changes[at])
@@ -157,11 +122,8 @@ func (s *sharing) broadcast() {
 		}
 		for at := range changes {
 			news, load := s.late[at], s.before[at]
-			switch {
-			case at == own:
+			if at == own {
 				news, load = changes[at], nil
-			case at == 0 || own == 0:
-				news, load = passed[at], s.across[at]
 			}
 			for i := range load {
 				s.others[i].Ongoing += load[i].Ongoing
