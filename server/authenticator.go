@@ -42,9 +42,7 @@ type authenticator struct {
 	moved        signal         // given after each change of permissions, and of the deployments there are
 	refused      rate.Sometimes // when refusals are logged
 
-	// One goroutine at a time calls set and close, which use these.
-	files  []string // of tokens
-	tokens []*fleetfile.Watcher
+	tokens []*fleetfile.Watcher // of their files; one goroutine at a time calls set and close, which use this
 
 	// mu guards what follows. Only that of moved is taken under it.
 	mu         sync.Mutex
@@ -86,19 +84,12 @@ func (a *authenticator) set(c *Config) error {
 	if err := a.take(c); err != nil {
 		return err
 	}
-	var paths []string
-	for i := range c.Principals {
-		if f := c.Principals[i].TokenFile; f != "" {
-			paths = append(paths, f)
-		}
-	}
-	if slices.Equal(paths, a.files) {
-		return nil // the watches go on
-	}
 	a.close()
-	a.files, a.tokens = paths, nil
-	for _, path := range paths {
-		first := true // that is before WatchFile returns
+	for i := range c.Principals {
+		path, first := c.Principals[i].TokenFile, true // the first reading is before WatchFile returns
+		if path == "" {
+			continue
+		}
 		a.tokens = append(a.tokens, fleetfile.WatchFile(path, func([]byte, error) {
 			if !first {
 				a.readTokens()
@@ -121,6 +112,7 @@ func (a *authenticator) close() {
 	for _, w := range a.tokens {
 		_ = w.Close()
 	}
+	a.tokens = nil
 }
 
 // take reads the tokens of a config, nil = of the one in force, and puts it into force. On an error nothing changes.

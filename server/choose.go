@@ -126,7 +126,7 @@ func (k *picks) choose(
 	defer func() {
 		if p := recover(); p != nil { // ends the calls that wait for the lease
 			x.giveBack()
-			k.leases.fail(x, errFault)
+			k.leases.fail(x)
 			panic(p)
 		}
 	}()
@@ -134,7 +134,7 @@ func (k *picks) choose(
 	began := k.recorder.Picking(ctx)
 	h, err := k.pick(ctx, r, x)
 	if err != nil {
-		k.leases.fail(x, err)
+		k.leases.fail(x)
 		return nil, err
 	}
 	x.learns = r.GetMode() != warmpathv1.PickMode_PICK_MODE_QUERY
@@ -144,7 +144,7 @@ func (k *picks) choose(
 	}
 	if err != nil {
 		x.release(policy.Outcome{Fault: state.GivenUp, Usage: policy.NoUsage})
-		k.leases.fail(x, err)
+		k.leases.fail(x)
 		return nil, err
 	}
 	k.picked(ctx, h, x, began)

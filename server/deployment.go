@@ -76,7 +76,7 @@ func newDeployment(
 	d.balance = balance{sources: &d.sources, peers: d.peers, ledger: ledger{roster: &d.roster}}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, tally: &d.tally,
-		leases: newLeases(name), store: m.storeOf(name, sharedstore.NewMemory(now)),
+		leases: newLeases(name, func() int { return d.limits.Load().MaxReservations }), store: m.storeOf(name, sharedstore.NewMemory(now)),
 		recorder: recorder.With(telemetry.KeyDeployment.String(name)),
 	}
 	return d
@@ -170,7 +170,6 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	d.peers.config = fmt.Sprintf("%x", xxh3.HashString128(x.service).Bytes())
 	d.sources.configure(x.config)
 	d.limits.Store(limits)
-	d.picks.leases.limit(limits.MaxReservations)
 	if !d.refleet() {
 		d.catalogued()
 	}

@@ -48,25 +48,18 @@ func (s *Server) openHTTP(c *Config) error {
 	if err != nil {
 		return fmt.Errorf("http.%w", err)
 	}
-	guarded := s.authenticator.http(h, httpendpoint.Deny)
 	shown := s.openPage(c)
-	routes := s.authenticator.http(s.traced(h), httpendpoint.Deny)
+	mux := http.NewServeMux()
+	mux.Handle(httpendpoint.HealthPath, h) // for load balancers, which have no token
+	mux.Handle(httpendpoint.RoutePath, s.authenticator.http(s.traced(h), httpendpoint.Deny))
+	mux.Handle("/", s.authenticator.http(h, httpendpoint.Deny))
+	for _, pattern := range page.Patterns {
+		mux.Handle(pattern, shown)
+	}
 	read := time.Duration(c.HTTP.ReadTimeout)
 	s.maxHTTP = min(c.MaxConnections, maxBodies/c.HTTP.MaxBodyBytes)
 	s.http = &http.Server{
-		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			switch {
-			case r.URL.Path == httpendpoint.HealthPath: // for load balancers, which have no token
-				h.ServeHTTP(w, r)
-			case r.URL.Path == httpendpoint.RoutePath:
-				routes.ServeHTTP(w, r)
-			case s.page.Serves(r):
-				shown.ServeHTTP(w, r)
-			default:
-				guarded.ServeHTTP(w, r)
-			}
-		}),
-		MaxHeaderBytes:    maxHeaderBytes,
+		Handler: mux, MaxHeaderBytes: maxHeaderBytes,
 		ReadHeaderTimeout: read, ReadTimeout: 2 * read, WriteTimeout: 2*read + httpWriteGrace, IdleTimeout: httpIdleTimeout,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}

@@ -44,10 +44,9 @@ type lease struct {
 	reservation router.Reservation
 	prefill     *router.Reservation // of the prefill leg; nil = the request is not split
 
-	// made is closed once answer or err is set; nil for a pick that cannot be repeated.
+	// made is closed once the pick is made or has failed; nil for one that cannot be repeated.
 	made   chan struct{}
-	answer *warmpathv1.ChooseReplicaResponse
-	err    error
+	answer *warmpathv1.ChooseReplicaResponse // nil = it has failed
 }
 
 // A leaseName identifies a repeated request. Without a request id there is none.
@@ -59,7 +58,8 @@ type leaseName struct {
 
 // leases are those of one deployment.
 type leases struct {
-	prefix string // of the ids
+	prefix string     // of the ids
+	max    func() int // how many there may be
 
 	// mu guards what is below. Routers' locks are taken under it.
 	mu     sync.Mutex
@@ -68,7 +68,6 @@ type leases struct {
 	byID   map[string]*lease
 	byName map[leaseName]*lease
 	load   map[uint32]replicaLoad // of those in force by number of the replica, as if no prompt were cached
-	max    int
 	closed bool
 
 	expired atomic.Int64 // reservations that ended with their lease
@@ -78,12 +77,11 @@ var (
 	errLeases          = errors.New("max_reservations are held in this deployment: release them, or raise it")
 	errPrincipalLeases = errors.New("the principal has half of max_reservations: release them, or raise it")
 	errDeployment      = errors.New("the principal may not use it any more")
-	errFault           = errors.New("the server failed in this pick")
 )
 
-func newLeases(deployment string) leases {
+func newLeases(deployment string, max func() int) leases {
 	return leases{
-		prefix: deployment + "#", load: make(map[uint32]replicaLoad),
+		prefix: deployment + "#", max: max, load: make(map[uint32]replicaLoad),
 		byID: make(map[string]*lease), byName: make(map[leaseName]*lease),
 	}
 }
@@ -93,13 +91,6 @@ func (l *leases) held() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.count
-}
-
-// limit sets how many there may be.
-func (l *leases) limit(n int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.max = n
 }
 
 // loads returns the load of all of them, as load has it.
@@ -118,9 +109,7 @@ func (l *leases) claim(
 		if !repeated {
 			return x, nil, err
 		}
-		again, err = x.again(ctx, waits)
-		gone := errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
-		if !gone || ctx.Err() != nil { // else the first call was canceled, or had a shorter deadline
+		if again, err = x.again(ctx, waits); again != nil || err != nil {
 			return nil, again, err
 		}
 	}
@@ -135,7 +124,7 @@ func (l *leases) begin(name leaseName, waits bool) (x *lease, repeated bool, err
 		return x, true, nil
 	case l.closed:
 		return nil, false, router.ErrClosed
-	case l.count >= l.max:
+	case l.count >= l.max():
 		return nil, false, errLeases
 	case !take(&name.by.held, name.by.rules.Load().maxHeld):
 		return nil, false, errPrincipalLeases
@@ -149,11 +138,11 @@ func (l *leases) begin(name leaseName, waits bool) (x *lease, repeated bool, err
 	return x, false, nil
 }
 
-// fail gives back the room of a lease whose pick failed. The error goes to the calls that wait for it.
-func (l *leases) fail(x *lease, err error) {
+// fail gives back the room of a lease whose pick failed. Of the calls that wait for it another one is the first then.
+func (l *leases) fail(x *lease) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.settle(x, nil, err)
+	x.settle(nil)
 	l.forget(x)
 }
 
@@ -172,7 +161,7 @@ func (l *leases) hold(
 		x.id = l.prefix + rand.Text()
 		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
 	}
-	l.settle(x, a, nil)
+	x.settle(a)
 	if l.closed {
 		l.forget(x)
 		x.giveBack()
@@ -211,16 +200,16 @@ func (l *leases) prefilled(x *lease) {
 	l.add(x, 1)
 }
 
-// settle gives the answer or the error to the calls that wait for the lease. Called with mu held.
-func (l *leases) settle(x *lease, answer *warmpathv1.ChooseReplicaResponse, err error) {
+// settle gives the answer, nil = none, to the calls that wait for the lease. Called once.
+func (x *lease) settle(answer *warmpathv1.ChooseReplicaResponse) {
 	if x.made != nil {
-		x.answer, x.err = answer, err
+		x.answer = answer
 		close(x.made)
 	}
 }
 
-// again is the answer to the first call of the lease's name, once it is made. A call that does not wait for room fails
-// where the first call may be waiting for it.
+// again is the answer to the first call of the lease's name, once it is made; nil where that call has failed. A call
+// that does not wait for room fails where the first call may be waiting for it.
 func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplicaResponse, error) {
 	select {
 	case <-x.made:
@@ -234,8 +223,8 @@ func (x *lease) again(ctx context.Context, waits bool) (*warmpathv1.ChooseReplic
 			return nil, router.ErrFull
 		}
 	}
-	if x.err != nil {
-		return nil, x.err
+	if x.answer == nil {
+		return nil, nil
 	}
 	a := proto.CloneOf(x.answer)
 	a.Reservation.Repeated = true

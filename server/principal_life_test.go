@@ -264,20 +264,3 @@ deployments: {chat: {register: true}, code: {register: true}}
 	require.NoError(t, f.Update(&c))
 	require.Equal(t, int64(1), f.authenticator.principals["evil"].accounts.Load(), "what was in a deployment that is gone")
 }
-
-// A reload with the same files keeps their watches.
-func TestFilesOfTokensAreWatchedOnce(t *testing.T) {
-	dir := files{t, t.TempDir()}
-	dir.write("a", []byte("first-0123456789"))
-	dir.write("b", []byte("second-0123456789"))
-	text := func(more string) string {
-		return "principals: [{name: a, token_file: " + dir.path("a") + more + "}]\n" + quiet
-	}
-	f := start(t, text(""))
-	first := f.authenticator.tokens[0]
-	require.NoError(t, f.Update(parse(t, text(", rate: 7"))))
-	require.Same(t, first, f.authenticator.tokens[0])
-	require.NoError(t, f.Update(parse(t, text("}, {name: b, token_file: "+dir.path("b")))))
-	require.Len(t, f.authenticator.tokens, 2)
-	require.NotSame(t, first, f.authenticator.tokens[0])
-}

@@ -85,12 +85,11 @@ func (f *follower) run(ctx context.Context) {
 
 // build returns the target's resolver, or nil if it cannot be built now.
 func (f *follower) build() resolver.Resolver {
+	var r resolver.Resolver
 	b, t, err := parseTarget(f.target)
-	if err != nil {
-		f.ReportError(err)
-		return nil
+	if err == nil {
+		r, err = b.Build(t, f, resolver.BuildOptions{DisableServiceConfig: true})
 	}
-	r, err := b.Build(t, f, resolver.BuildOptions{DisableServiceConfig: true})
 	if err != nil {
 		f.ReportError(err)
 		return nil
@@ -135,7 +134,7 @@ func (f *follower) ParseServiceConfig(string) *serviceconfig.ParseResult {
 	return &serviceconfig.ParseResult{Err: errors.New("the policy is set in the deployment's config")}
 }
 
-// describe returns the replicas of a resolver's state, each id once.
+// describe returns the replicas of a resolver's state.
 func describe(s resolver.State) []described {
 	endpoints := s.Endpoints
 	if len(endpoints) == 0 {
@@ -143,7 +142,6 @@ func describe(s resolver.State) []described {
 			endpoints = append(endpoints, resolver.Endpoint{Addresses: []resolver.Address{a}})
 		}
 	}
-	seen := make(map[string]bool)
 	var all []described
 	for _, ep := range endpoints {
 		if len(ep.Addresses) == 0 {
@@ -151,11 +149,9 @@ func describe(s resolver.State) []described {
 		}
 		d := described{Attributes: fleet.FromEndpoint(ep)}
 		d.ServerName = ep.Addresses[0].ServerName
-		if d.ID == "" || seen[d.ID] || strings.ContainsAny(d.ID, "\n\x00") {
-			continue
+		if d.ID != "" && !strings.ContainsAny(d.ID, "\n\x00") {
+			all = append(all, d)
 		}
-		seen[d.ID] = true
-		all = append(all, d)
 	}
 	return all
 }

@@ -1,6 +1,7 @@
 package httpendpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,12 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -226,4 +229,35 @@ func write(w http.ResponseWriter, code int, body []byte) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(code)
 	_, _ = w.Write(body) // fails only on a connection that is gone
+}
+
+// Config is the endpoint's part of the server's config; a field that is zero has its default. Read once.
+type Config struct {
+	// Listen is the address to listen on; empty = there is no HTTP endpoint.
+	Listen string `json:"listen,omitempty"`
+	// MaxBodyBytes bounds how much of a body is read, the rest does not count; 1 KiB to 256 MiB, default 1 MiB. There are
+	// at most as many connections as have 1 GiB of bodies.
+	MaxBodyBytes int `json:"max_body_bytes,omitempty"`
+	// ReadTimeout is how long the head of a request may take, and then its body, of which the part that arrived counts;
+	// 10ms to 1h, default 5s.
+	ReadTimeout policy.Duration `json:"read_timeout,omitempty"`
+}
+
+// WithDefaults returns a copy with every default filled in.
+func (c Config) WithDefaults() Config {
+	c.MaxBodyBytes = cmp.Or(c.MaxBodyBytes, 1<<20)
+	c.ReadTimeout = cmp.Or(c.ReadTimeout, policy.Duration(5*time.Second))
+	return c
+}
+
+// Validate checks every field but Listen. The error names it.
+func (c Config) Validate() error {
+	c = c.WithDefaults()
+	if n := c.MaxBodyBytes; n < 1<<10 || n > 1<<28 {
+		return fmt.Errorf("max_body_bytes: %d is not between %d and %d", n, 1<<10, 1<<28)
+	}
+	if d := time.Duration(c.ReadTimeout); d < 10*time.Millisecond || d > time.Hour {
+		return fmt.Errorf("read_timeout: %v is not between 10ms and 1h", d)
+	}
+	return nil
 }

@@ -72,17 +72,12 @@ func New(h Host, o Options) *Page {
 	p.mux.HandleFunc("GET /{$}", p.show)
 	p.mux.HandleFunc("GET /events", p.stream)
 	p.mux.Handle("POST /explain", http.NewCrossOriginProtection().Handler(http.HandlerFunc(p.explain)))
-	for _, name := range []string{"/page.css", "/page.js", "/page.svg"} {
-		p.mux.Handle("GET "+name, http.FileServerFS(files))
-	}
+	p.mux.Handle("GET /", http.FileServerFS(files))
 	return p
 }
 
-// Serves reports whether a request is the page's.
-func (p *Page) Serves(r *http.Request) bool {
-	_, pattern := p.mux.Handler(r)
-	return pattern != ""
-}
+// Patterns are those of the requests that a page answers, as [http.ServeMux] has them.
+var Patterns = []string{"GET /{$}", "GET /events", "POST /explain", "GET /page.css", "GET /page.js", "GET /page.svg"}
 
 // policy is what browsers may load: files of this server.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
