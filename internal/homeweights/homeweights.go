@@ -11,8 +11,9 @@ import (
 
 // A Learner balances the homes of prompts: a key's home is the first replica in its rendezvous order. Of few prefixes
 // that live long, some replicas are home to more than others, and spill for as long. So a look-aside server learns a
-// weight for each replica from its clients' calls, and all clients order replicas by these weights: one of weight 2 is home to
-// twice as many keys as one of weight 1. Clients with an index of the caches need no weights, and report no calls.
+// weight for each replica from its clients' calls, and all clients order replicas by these weights: one of weight 2 is
+// home to twice as many keys as one of weight 1. Clients with an index of the caches need no weights, and report no
+// calls.
 //
 // Calls are counted in windows. A change of weights moves prompts away from where they are cached. So there is one at
 // the end of a window only if
