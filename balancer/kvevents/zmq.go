@@ -27,7 +27,7 @@ const (
 )
 
 func init() {
-	kvevents.RegisterZeroMQ(follow)
+	kvevents.RegisterZeroMQ(followReplica)
 }
 
 // message is what comes of a connection: that it is there, without frames, or a message of the engine.
@@ -41,7 +41,7 @@ type message struct {
 // applies.
 type subscriber struct {
 	*kvevents.Stream
-	kvevents.Socket
+	socket
 	ctx context.Context // until it ends
 
 	// queue is what was received and not applied yet, bounded in messages and by room in bytes. When it is full the
@@ -53,9 +53,9 @@ type subscriber struct {
 }
 
 // follow subscribes until the context ends.
-func follow(ctx context.Context, stream *kvevents.Stream, at kvevents.Socket) {
+func follow(ctx context.Context, stream *kvevents.Stream, at socket) {
 	s := &subscriber{
-		Stream: stream, Socket: at, ctx: ctx,
+		Stream: stream, socket: at, ctx: ctx,
 		queue: make(chan message, queueMessages), room: semaphore.NewWeighted(queueBytes),
 	}
 	var wg sync.WaitGroup

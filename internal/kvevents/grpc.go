@@ -32,8 +32,8 @@ type watcher struct {
 	seq *Sequence
 }
 
-func newWatcher(ctx context.Context, r *replica, method string) *watcher {
-	w := &watcher{Stream: r.stream(method, 0), format: &smgFormat}
+func newWatcher(ctx context.Context, r *Replica, method string) *watcher {
+	w := &watcher{Stream: r.NewStream(method, 0), format: &smgFormat}
 	if strings.HasPrefix(method, "/openengine.") {
 		w.format = &openFormat
 	}
@@ -61,14 +61,14 @@ func (w *watcher) run(ctx context.Context) {
 
 // session opens the stream and takes what comes until it ends. errAgain means that it is to be opened at once.
 func (w *watcher) session(ctx context.Context, b *Backoff) error {
-	conn, err := w.Connect(ctx, w.attrs.ID)
+	conn, err := w.Connect(ctx, w.Attrs.ID)
 	if err != nil {
 		return err
 	}
 	start, fresh := w.seq.open()
 	opened, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	s, err := conn.NewStream(opened, &grpc.StreamDesc{ServerStreams: true}, w.source, callOptions()...)
+	s, err := conn.NewStream(opened, &grpc.StreamDesc{ServerStreams: true}, w.source, CallOptions()...)
 	if err != nil {
 		return err
 	}
@@ -133,11 +133,18 @@ func (w *watcher) take(ctx context.Context, payload []byte) error {
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.
 func openBatch(m []byte) (payload []byte, ended bool) {
-	f, _ := lastFields(m)
-	_, ended = f[2]
-	return f[1].Bytes, ended
+	protofield.Each(m, func(f protofield.Field) {
+		switch f.Number {
+		case 1:
+			payload = f.Bytes
+		case 2:
+			ended = true
+		}
+	})
+	return payload, ended
 }
 
-func callOptions() []grpc.CallOption {
+// CallOptions are those of RPCs to replicas whose messages stay encoded.
+func CallOptions() []grpc.CallOption {
 	return []grpc.CallOption{protofield.Raw(), grpc.MaxCallRecvMsgSize(MaxMessage), grpc.WaitForReady(true)}
 }

@@ -12,7 +12,7 @@ func TestLoadIsNoEvent(t *testing.T) {
 	batch := func(seq uint64) pb { return pb{}.varint(1, seq).bytes(3, pb{}.bytes(3, pb{}.bytes(1, packed(seq)))) }
 
 	r, held, st := sequenceTo()
-	w := newWatcher(t.Context(), &replica{}, "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents")
+	w := newWatcher(t.Context(), &Replica{}, "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents")
 	w.seq = r
 	take := func(m []byte) {
 		t.Helper()

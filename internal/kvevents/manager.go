@@ -30,13 +30,13 @@ type Manager struct {
 
 	// mu guards the replicas, and that the context ends. The locks of the replicas' statuses are taken under it.
 	mu       sync.Mutex
-	replicas map[string]*replica // the last one of each id; one that leaves stays until it has ended
+	replicas map[string]*Replica // the last one of each id; one that leaves stays until it has ended
 }
 
 // NewManager returns a Manager that follows no replica yet.
 func NewManager(o Options) *Manager {
 	m := &Manager{
-		options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce), replicas: map[string]*replica{},
+		options: o.withDefaults(), replays: make(chan struct{}, replaysAtOnce), replicas: map[string]*Replica{},
 	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
@@ -72,8 +72,8 @@ func (m *Manager) SetFleet(fleet []policy.Attributes) {
 
 // follows reports whether these attributes change nothing for the replica. The Router forgets the cache of one that
 // was restarted: it must get it again.
-func (r *replica) follows(a policy.Attributes) bool {
-	b := r.attrs
+func (r *Replica) follows(a policy.Attributes) bool {
+	b := r.Attrs
 	restarted := r.instance != a.Instance && r.instance != "" && a.Instance != ""
 	return !restarted && b.KVEvents == a.KVEvents && b.KVEventsReplay == a.KVEventsReplay && b.Ranks == a.Ranks &&
 		b.Address == a.Address && model(b) == model(a)
@@ -88,9 +88,9 @@ func model(a policy.Attributes) string {
 }
 
 // start follows a replica, once the one with its id before it has ended.
-func (m *Manager) start(a policy.Attributes, before *replica) *replica {
-	r := &replica{
-		Options: m.options, replays: m.replays, attrs: a, instance: a.Instance, done: make(chan struct{}),
+func (m *Manager) start(a policy.Attributes, before *Replica) *Replica {
+	r := &Replica{
+		Options: m.options, replays: m.replays, Attrs: a, instance: a.Instance, done: make(chan struct{}),
 	}
 	var ctx context.Context
 	ctx, r.cancel = context.WithCancel(m.ctx)
@@ -107,48 +107,29 @@ func (m *Manager) start(a policy.Attributes, before *replica) *replica {
 	return r
 }
 
-func (m *Manager) ended(r *replica) {
+func (m *Manager) ended(r *Replica) {
 	r.cancel()
 	close(r.done)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if id := r.attrs.ID; r.leaves && m.replicas[id] == r {
+	if id := r.Attrs.ID; r.leaves && m.replicas[id] == r {
 		delete(m.replicas, id)
 	}
 }
 
 // follow follows until the context ends.
-func (r *replica) follow(ctx context.Context) {
-	src, err := ParseSource(r.attrs)
+func (r *Replica) follow(ctx context.Context) {
+	src, err := ParseSource(r.Attrs)
 	switch {
 	case err != nil:
-		r.Logger.Error("warmpath: a replica's KV events are not followed", "replica", r.attrs.ID, "error", err)
-		r.stream(r.attrs.KVEvents, 0).Update(func(st *Status) { st.Problem = err.Error() })
+		r.Logger.Error("warmpath: a replica's KV events are not followed", "replica", r.Attrs.ID, "error", err)
+		r.NewStream(r.Attrs.KVEvents, 0).Update(func(st *Status) { st.Problem = err.Error() })
 		<-ctx.Done()
 	case src.Subscribe != "":
 		newWatcher(ctx, r, src.Subscribe).run(ctx)
-	case src.Discover != "":
-		r.discover(ctx, src.Discover)
 	default:
-		all := make([]Socket, src.Ranks)
-		for rank := range all {
-			address, replay := src.Rank(rank)
-			all[rank] = Socket{
-				Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: r.attrs.Address,
-			}
-		}
-		r.sockets(ctx, all)
+		followZeroMQ(ctx, r, src)
 	}
-}
-
-// sockets follows ZeroMQ sockets.
-func (r *replica) sockets(ctx context.Context, all []Socket) {
-	var wg sync.WaitGroup
-	for _, at := range all {
-		s := r.stream("tcp://"+at.Address, at.Rank)
-		wg.Go(func() { followZeroMQ(ctx, s, at) })
-	}
-	wg.Wait()
 }
 
 // Status returns the status of every stream, in the order of the replicas' ids. That replicas of one model have blocks

@@ -167,7 +167,7 @@ func (q *Sequence) take(m message) {
 	if q.ranks == nil {
 		q.ranks = make(map[int]uint64)
 	}
-	if m.batch.Rank < maxRanks {
+	if m.batch.Rank < MaxRanks {
 		q.ranks[m.batch.Rank] = m.seq
 	}
 }

@@ -46,7 +46,7 @@ type Status struct {
 }
 
 // statuses returns the status of every stream.
-func (r *replica) statuses() []Status {
+func (r *Replica) statuses() []Status {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	all := make([]Status, len(r.streams))
@@ -56,27 +56,22 @@ func (r *replica) statuses() []Status {
 	return all
 }
 
+// MaxRanks bounds the data-parallel ranks of a replica.
+const MaxRanks = 1024
+
 // MaxMessage is the largest message that is taken, in bytes. A larger one ends the connection.
 const MaxMessage = 4 << 20
-
-// Socket is the ZeroMQ socket on which one rank of an engine publishes.
-type Socket struct {
-	Address string // host:port
-	Listen  bool   // the engine connects to it
-	Replay  string // host:port of the replay socket, or empty
-	Topic   string // what topics must begin with
-	Rank    int
-	Engine  string // address of the replica
-}
 
 // Decoder reads a message of a socket, until the context ends.
 type Decoder func(ctx context.Context, payload []byte) Batch
 
-// followZeroMQ follows a ZeroMQ socket until the context ends; nil where none can.
-var followZeroMQ func(ctx context.Context, s *Stream, at Socket)
+// followZeroMQ follows the ZeroMQ sockets of a replica until the context ends; nil where none can.
+var followZeroMQ func(ctx context.Context, r *Replica, src eventsource.Source)
 
 // RegisterZeroMQ makes ZeroMQ sockets usable. It is called while packages are initialized.
-func RegisterZeroMQ(follow func(ctx context.Context, s *Stream, at Socket)) { followZeroMQ = follow }
+func RegisterZeroMQ(follow func(ctx context.Context, r *Replica, src eventsource.Source)) {
+	followZeroMQ = follow
+}
 
 // ErrNotLinked is the error of a source whose transport is not linked into the program.
 var ErrNotLinked = errors.New(`ZeroMQ is not linked: import _ "github.com/warmpath/warmpath/balancer/kvevents"`)

@@ -8,11 +8,11 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// replica is what the streams of one replica share.
-type replica struct {
+// A Replica is what the streams of one replica share.
+type Replica struct {
 	Options
 	replays  chan struct{}
-	attrs    policy.Attributes
+	Attrs    policy.Attributes
 	instance string // the latest; guarded by Manager.mu
 	leaves   bool   // it is to end; guarded by Manager.mu
 	cancel   context.CancelFunc
@@ -29,7 +29,7 @@ type replica struct {
 
 // Stream is one connection's worth of a replica's events: of one rank, or of those that share a connection.
 type Stream struct {
-	*replica
+	*Replica
 	source string
 	rank   int // of batches that do not name one
 
@@ -40,10 +40,11 @@ type Stream struct {
 	warned bool // why there is no connection, since a message came last
 }
 
-func (r *replica) stream(source string, rank int) *Stream {
-	s := &Stream{replica: r, source: source, rank: rank, translators: map[int]*translator{}}
+// NewStream adds a stream to the replica.
+func (r *Replica) NewStream(source string, rank int) *Stream {
+	s := &Stream{Replica: r, source: source, rank: rank, translators: map[int]*translator{}}
 	s.status = Status{
-		Replica: r.attrs.ID, Source: source, Rank: rank, model: model(r.attrs), Problem: "its KV events have not been connected yet",
+		Replica: r.Attrs.ID, Source: source, Rank: rank, model: model(r.Attrs), Problem: "its KV events have not been connected yet",
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -62,7 +63,7 @@ func (s *Stream) apply(ctx context.Context, seq uint64, b *Batch) {
 	if b.HasRank {
 		rank = b.Rank
 	}
-	if rank < maxRanks {
+	if rank < MaxRanks {
 		s.translator(rank).apply(ctx, b.Events)
 	} else {
 		s.counts.Unreadable.Count(BadBatch, 1)
@@ -97,7 +98,7 @@ func (s *Stream) clear() {
 // lose forgets all that the stream has passed on, because something was lost, and logs it.
 func (s *Stream) lose() {
 	s.Logger.Warn("warmpath: KV events were lost, or the engine was restarted: its cache counts as empty",
-		"replica", s.attrs.ID, "source", s.source)
+		"replica", s.Attrs.ID, "source", s.source)
 	s.clear()
 }
 
@@ -145,6 +146,6 @@ func (s *Stream) Failed(err error) {
 	})
 	if news {
 		s.Logger.Warn("warmpath: a replica's KV events cannot be had, trying again; logged once until some come",
-			"replica", s.attrs.ID, "source", s.source, "error", err)
+			"replica", s.Attrs.ID, "source", s.source, "error", err)
 	}
 }

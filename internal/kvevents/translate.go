@@ -71,7 +71,7 @@ func (t *translator) each(hashes []uint64, do func(i int, hash uint64)) {
 
 // flush passes on the changes.
 func (t *translator) flush() {
-	if out := t.changes.take(t.stream.attrs.ID, t.rank, t.size); len(out) > 0 {
+	if out := t.changes.take(t.stream.Attrs.ID, t.rank, t.size); len(out) > 0 {
 		t.stream.Sink(out)
 	}
 }
@@ -166,7 +166,7 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 	if !t.fits(e) {
 		return
 	}
-	x := block{seed: uint64(kvindex.SeedFor(model(t.stream.attrs), e.Adapter, e.Salt))}
+	x := block{seed: uint64(kvindex.SeedFor(model(t.stream.Attrs), e.Adapter, e.Salt))}
 	if e.Parent != 0 {
 		p, i := t.blocks.find(e.Parent)
 		if p == nil {

@@ -18,8 +18,8 @@ func newTest(o Options) *translator {
 	if o.MaxBytes == 0 {
 		o.MaxBytes = 1 << 20
 	}
-	r := &replica{Options: o, attrs: policy.Attributes{ID: "a", Models: []string{"m"}}}
-	return r.stream("", 0).translator(3)
+	r := &Replica{Options: o, Attrs: policy.Attributes{ID: "a", Models: []string{"m"}}}
+	return r.NewStream("", 0).translator(3)
 }
 
 // ids returns n blocks of tokens that begin at from.

@@ -7,28 +7,63 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/warmpath/warmpath/internal/eventsource"
+	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/protofield"
 )
 
-// maxRanks bounds the data-parallel ranks of a replica.
-const maxRanks = 1024
-
 var errNoSource = errors.New("kvevents: the engine names no ZeroMQ source")
 
+// A socket is the ZeroMQ socket on which one rank of an engine publishes.
+type socket struct {
+	Address string // host:port
+	Listen  bool   // the engine connects to it
+	Replay  string // host:port of the replay socket, or empty
+	Topic   string // what topics must begin with
+	Rank    int
+	Engine  string // address of the replica
+}
+
+// followReplica follows the sockets of a replica until the context ends.
+func followReplica(ctx context.Context, r *kvevents.Replica, src eventsource.Source) {
+	if src.Discover != "" {
+		discover(ctx, r, src.Discover)
+		return
+	}
+	all := make([]socket, src.Ranks)
+	for rank := range all {
+		address, replay := src.Rank(rank)
+		all[rank] = socket{
+			Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: r.Attrs.Address,
+		}
+	}
+	followSockets(ctx, r, all)
+}
+
+func followSockets(ctx context.Context, r *kvevents.Replica, all []socket) {
+	var wg sync.WaitGroup
+	for _, at := range all {
+		s := r.NewStream("tcp://"+at.Address, at.Rank)
+		wg.Go(func() { follow(ctx, s, at) })
+	}
+	wg.Wait()
+}
+
 // discover asks the replica for its ZeroMQ sockets until it names some, and follows them.
-func (r *replica) discover(ctx context.Context, method string) {
-	x := r.stream(method, 0)
-	for b := new(Backoff); ; {
-		all, err := r.sources(ctx, method)
+func discover(ctx context.Context, r *kvevents.Replica, method string) {
+	x := r.NewStream(method, 0)
+	for b := new(kvevents.Backoff); ; {
+		all, err := sources(ctx, r, method)
 		if ctx.Err() != nil {
 			return
 		}
 		x.Failed(err)
 		if err == nil {
-			r.sockets(ctx, all)
+			followSockets(ctx, r, all)
 			return
 		}
 		b.Wait(ctx)
@@ -36,22 +71,22 @@ func (r *replica) discover(ctx context.Context, method string) {
 }
 
 // sources asks the replica for its ZeroMQ sockets. Where they name no host that can be reached it is the replica's.
-func (r *replica) sources(ctx context.Context, method string) (all []Socket, err error) {
-	conn, err := r.Connect(ctx, r.attrs.ID)
+func sources(ctx context.Context, r *kvevents.Replica, method string) (all []socket, err error) {
+	conn, err := r.Connect(ctx, r.Attrs.ID)
 	if err != nil {
 		return nil, err
 	}
 	var request, reply []byte
-	if err := conn.Invoke(ctx, method, &request, &reply, callOptions()...); err != nil {
+	if err := conn.Invoke(ctx, method, &request, &reply, kvevents.CallOptions()...); err != nil {
 		return nil, fmt.Errorf("kvevents: GetKvEventSources: %w", err)
 	}
-	host, _, err := net.SplitHostPort(r.attrs.Address)
+	host, _, err := net.SplitHostPort(r.Attrs.Address)
 	if err != nil {
-		host = r.attrs.Address
+		host = r.Attrs.Address
 	}
 	ok := protofield.Each(reply, func(f protofield.Field) {
-		if s, ok := readSource(f.Bytes, host); ok && f.Number == 1 && len(all) < maxRanks {
-			s.Engine = r.attrs.Address
+		if s, ok := readSource(f.Bytes, host); ok && f.Number == 1 && len(all) < kvevents.MaxRanks {
+			s.Engine = r.Attrs.Address
 			all = append(all, s)
 		}
 	})
@@ -62,15 +97,15 @@ func (r *replica) sources(ctx context.Context, method string) (all []Socket, err
 }
 
 // readSource reads one source; false if it is no ZeroMQ socket with messages in MessagePack.
-func readSource(msg []byte, host string) (s Socket, ok bool) {
+func readSource(msg []byte, host string) (s socket, ok bool) {
 	f, _ := lastFields(msg) // the fields that it has show whether it is one
-	s = Socket{
+	s = socket{
 		Address: endpoint(f[2].Bytes, host), Topic: string(f[3].Bytes), Replay: reachable(string(f[4].Bytes), host),
 		Rank: int(int32(f[5].Value)),
 	}
 	encoding := string(f[6].Bytes)
 	return s, string(f[1].Bytes) == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") &&
-		s.Rank >= 0 && s.Rank < maxRanks
+		s.Rank >= 0 && s.Rank < kvevents.MaxRanks
 }
 
 // endpoint reads an endpoint: text, or a message of host, port and protocol.
