@@ -19,26 +19,24 @@ type Matches struct {
 	// by the next Match.
 	Holders []Holder
 
-	depths []int32  // by slot, of the Holders
-	lanes  []uint16 // that held every block so far
-	short  []Holder // that hold some of a run: their lanes, and how many
+	lanes []uint16 // that held every block so far
+	short []Holder // that hold some of a run: their lanes, and how many
 }
 
-// Depth returns how many leading blocks the replica with this slot holds, in constant time.
+// Depth returns how many leading blocks the replica with this slot holds. O(holders).
 func (m *Matches) Depth(s Slot) int {
-	if int(s) >= len(m.depths) {
-		return 0
+	for _, h := range m.Holders {
+		if h.Slot == s {
+			return h.Depth
+		}
 	}
-	return int(m.depths[s])
+	return 0
 }
 
 // Match finds how many of the blocks each replica holds, contiguously from the first, and stores the
 // answer in m, whatever was in it. It does not allocate once m has grown to the fleet. It goes from segment to
 // segment, and stops at the first block that no replica holds after all those before.
 func (x *Index) Match(blocks []uint64, m *Matches) {
-	for _, h := range m.Holders {
-		m.depths[h.Slot] = 0
-	}
 	m.Holders = m.Holders[:0]
 	if len(blocks) == 0 {
 		return
@@ -55,15 +53,11 @@ func (x *Index) Match(blocks []uint64, m *Matches) {
 			m.lanes = append(m.lanes, h.lane())
 		}
 	}
-	if len(m.depths) < len(x.lru.lanes) {
-		m.depths = make([]int32, len(x.lru.lanes))
-	}
 	m.Holders = slices.Grow(m.Holders, len(m.lanes))[:len(m.lanes)]
 	depth, left := 0, len(m.lanes)
 	record := func(lane uint16, depth int) {
 		left--
 		m.Holders[left] = Holder{Slot(lane), x.lru.lanes[lane].owner, depth}
-		m.depths[lane] = int32(depth)
 	}
 	for n > 0 && left > 0 {
 		m.narrow(x.cells.of(g), r.pos(), n)
