@@ -14,7 +14,6 @@ import (
 type Status struct {
 	Replica string // id
 	Rank    int    // data-parallel rank, where the stream has one
-	Source  string // endpoint, or gRPC method
 
 	Connected   bool
 	Connections int64  // how often the connection was made

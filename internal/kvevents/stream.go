@@ -44,7 +44,7 @@ type Stream struct {
 func (r *Replica) NewStream(source string, rank int) *Stream {
 	s := &Stream{Replica: r, source: source, rank: rank, translators: map[int]*translator{}}
 	s.status = Status{
-		Replica: r.Attrs.ID, Source: source, Rank: rank, model: model(r.Attrs), Problem: "its KV events have not been connected yet",
+		Replica: r.Attrs.ID, Rank: rank, model: model(r.Attrs), Problem: "its KV events have not been connected yet",
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

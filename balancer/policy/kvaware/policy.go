@@ -10,7 +10,6 @@ import (
 
 // kvAware is the policy; it belongs to one Router.
 type kvAware struct {
-	config     Config
 	caches     *cacheview.Index
 	popularity *rendezvous.Popularity
 	recent     recent
@@ -54,7 +53,6 @@ func build(c Config) (*kvAware, error) {
 		return nil, err
 	}
 	return &kvAware{
-		config: c,
 		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
 			Grain:    rendezvous.GrainOf(c.BlockTokens),
