@@ -28,10 +28,9 @@ const version = "1.37.2"
 
 // A Server is an API server with its etcd. Its fields do not change, its methods are for one goroutine.
 type Server struct {
-	URL    string // https://127.0.0.1:port, the same after a restart
-	CA     []byte // PEM of the certificates that the server's is checked with
-	CAFile string // holds CA
-	Token  string // of an administrator
+	URL   string // https://127.0.0.1:port, the same after a restart
+	CA    []byte // PEM of the certificates that the server's is checked with
+	Token string // of an administrator
 
 	dir       string // of all its files
 	programs  string // where etcd and kube-apiserver are
@@ -172,14 +171,14 @@ func (s *Server) ready(ctx context.Context) error {
 
 // trust makes the client that checks the API server's certificate.
 func (s *Server) trust() error {
-	s.CAFile = filepath.Join(s.file("certs"), "apiserver.crt")
-	ca, err := os.ReadFile(s.CAFile)
+	file := filepath.Join(s.file("certs"), "apiserver.crt")
+	ca, err := os.ReadFile(file)
 	if err != nil {
 		return err
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(ca) {
-		return fmt.Errorf("%s has no certificate", s.CAFile)
+		return fmt.Errorf("%s has no certificate", file)
 	}
 	s.CA = bytes.Clone(ca)
 	s.client = &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pool}}}

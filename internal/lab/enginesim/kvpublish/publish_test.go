@@ -1,14 +1,10 @@
 package kvpublish
 
 import (
-	"context"
 	"encoding/hex"
-	"net"
 	"testing"
 	"time"
 
-	"github.com/go-zeromq/zmq4"
-	"github.com/go-zeromq/zmq4/security/null"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -88,37 +84,5 @@ func TestEncodings(t *testing.T) {
 		require.NoError(t, err)
 		got := hex.EncodeToString(raw)
 		require.Equal(t, want, got[:min(len(want), len(got))], e)
-	}
-}
-
-// An engine may be the one that connects.
-func TestConnects(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer lis.Close()
-	l := NewLog(0)
-	p := Publish(l, Config{Connect: lis.Addr().String(), Topic: "kv"})
-	defer p.Close()
-	for i := range uint64(2) { // again and again
-		raw, err := lis.Accept()
-		require.NoError(t, err)
-		conn, err := zmq4.Open(raw, null.Security(), zmq4.Sub, nil, true, nil)
-		require.NoError(t, err)
-		require.NoError(t, conn.SendMsg(zmq4.NewMsg([]byte{1})))
-		ctx, got := context.WithCancel(context.Background())
-		done := make(chan struct{})
-		go func() { // until the subscription has arrived
-			defer close(done)
-			for ctx.Err() == nil {
-				l.KVEvents(0, removed(i))
-			}
-		}()
-		msg, err := conn.RecvMsg()
-		got()
-		<-done
-		require.NoError(t, err)
-		require.Equal(t, "kv", string(msg.Frames[0]))
-		require.Len(t, msg.Frames, 3)
-		raw.Close()
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"net"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/go-zeromq/zmq4"
 	"github.com/go-zeromq/zmq4/security/null"
@@ -15,10 +14,8 @@ import (
 
 // Config is how a log is published over ZeroMQ.
 type Config struct {
-	// Events is where subscribers connect, or nil; the publisher owns it.
+	// Events is where subscribers connect; the publisher owns it.
 	Events net.Listener
-	// Connect is host:port of a subscriber that waits for engines, or empty.
-	Connect string
 	// Replay is where batches are asked for again, or nil; the publisher owns it.
 	Replay net.Listener
 	// Topic is the first frame.
@@ -45,14 +42,9 @@ func Publish(l *Log, c Config) *Publisher {
 	}
 	p := &Publisher{log: l, c: c}
 	p.ctx, p.stop = context.WithCancel(context.Background())
-	if c.Events != nil {
-		p.listen(c.Events, zmq4.Pub, p.publish)
-	}
+	p.listen(c.Events, zmq4.Pub, p.publish)
 	if c.Replay != nil {
 		p.listen(c.Replay, zmq4.Router, p.replay)
-	}
-	if c.Connect != "" {
-		p.all.Go(p.connect)
 	}
 	return p
 }
@@ -60,10 +52,9 @@ func Publish(l *Log, c Config) *Publisher {
 // Close cuts every connection and waits for its goroutines.
 func (p *Publisher) Close() {
 	p.stop()
-	for _, l := range []net.Listener{p.c.Events, p.c.Replay} {
-		if l != nil {
-			l.Close()
-		}
+	p.c.Events.Close()
+	if p.c.Replay != nil {
+		p.c.Replay.Close()
 	}
 	p.all.Wait()
 }
@@ -75,32 +66,17 @@ func (p *Publisher) listen(l net.Listener, kind zmq4.SocketType, serve func(*zmq
 			if err != nil {
 				return
 			}
-			p.all.Go(func() { p.open(raw, kind, true, serve) })
+			p.all.Go(func() { p.open(raw, kind, serve) })
 		}
 	})
 }
 
 // open shakes hands and serves the connection until it breaks.
-func (p *Publisher) open(raw net.Conn, kind zmq4.SocketType, server bool, serve func(*zmq4.Conn)) {
+func (p *Publisher) open(raw net.Conn, kind zmq4.SocketType, serve func(*zmq4.Conn)) {
 	defer context.AfterFunc(p.ctx, func() { raw.Close() })()
 	defer raw.Close()
-	if conn, err := zmq4.Open(raw, null.Security(), kind, nil, server, nil); err == nil {
+	if conn, err := zmq4.Open(raw, null.Security(), kind, nil, true, nil); err == nil {
 		serve(conn)
-	}
-}
-
-// connect connects to a subscriber that waits for engines, again and again.
-func (p *Publisher) connect() {
-	retry := time.NewTicker(100 * time.Millisecond)
-	defer retry.Stop()
-	for p.ctx.Err() == nil {
-		if raw, err := new(net.Dialer).DialContext(p.ctx, "tcp", p.c.Connect); err == nil {
-			p.open(raw, zmq4.Pub, false, p.publish)
-		}
-		select {
-		case <-retry.C:
-		case <-p.ctx.Done():
-		}
 	}
 }
 
