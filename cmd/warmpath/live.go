@@ -134,11 +134,7 @@ func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (
 	p := newProgress(c.ErrOrStderr(), label, len(rs))
 	o := l.Options
 	o.Progress = p.show
-	config, err := json.Marshal(map[string]any{"policy": map[string]any{name: struct{}{}}})
-	if err != nil {
-		return nil, 0, err
-	}
-	o.Config = string(config)
+	o.Config = fmt.Sprintf(`{"policy": {%q: {}}}`, name)
 	if l.engines > 0 {
 		stop, err := l.start(c.Context(), &o, mode)
 		defer stop()
@@ -190,7 +186,7 @@ func (l *live) start(ctx context.Context, o *drive.Options, mode string) (stop f
 		_ = os.RemoveAll(dir)
 	}
 	path := filepath.Join(dir, "fleet.json")
-	text, err := json.Marshal(map[string]any{"replicas": fleet.Replicas()})
+	text, err := json.Marshal(map[string]any{"replicas": fleet.Replicas})
 	if err == nil {
 		err = os.WriteFile(path, text, 0o600)
 	}

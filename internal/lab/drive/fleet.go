@@ -15,8 +15,10 @@ import (
 
 // Fleet is simulated engines on loopback sockets, named r0, r1 and so on.
 type Fleet struct {
-	servers  []*grpcserver.Server
-	replicas []policy.Attributes
+	// Replicas are the engines as a fleet file describes them.
+	Replicas []policy.Attributes
+
+	servers []*grpcserver.Server
 }
 
 // StartFleet starts n engines, of which the first ones prefill for the others, which decode; with no prefills none has a
@@ -46,22 +48,19 @@ func StartFleet(ctx context.Context, n, prefills int, c grpcserver.Config) (*Fle
 			return nil, fmt.Errorf("start an engine: %w", err)
 		}
 		f.servers = append(f.servers, s)
-		f.replicas = append(f.replicas, policy.Attributes{ID: "r" + strconv.Itoa(i), Address: s.Addr().String(), Role: role})
+		f.Replicas = append(f.Replicas, policy.Attributes{ID: "r" + strconv.Itoa(i), Address: s.Addr().String(), Role: role})
 	}
 	return f, nil
 }
 
 // Target is the dial target of the fleet, without the roles of its engines.
 func (f *Fleet) Target() string {
-	entries := make([]string, len(f.replicas))
-	for i, a := range f.replicas {
+	entries := make([]string, len(f.Replicas))
+	for i, a := range f.Replicas {
 		entries[i] = a.ID + "=" + a.Address
 	}
 	return resolver.Scheme + ":///" + strings.Join(entries, ",")
 }
-
-// Replicas are the engines as a fleet file describes them.
-func (f *Fleet) Replicas() []policy.Attributes { return f.replicas }
 
 // Kill ends the engines and the calls on them.
 func (f *Fleet) Kill() {

@@ -10,8 +10,8 @@ import (
 	"github.com/warmpath/warmpath/internal/page"
 )
 
-// charts have one line per policy.
-func (r *Report) charts() []page.Chart {
+// Charts are the page's, with one line per policy.
+func (r *Report) Charts() []page.Chart {
 	return []page.Chart{
 		r.cumulative("Time to first token", func(s *drive.Sample) time.Duration { return s.TTFT }),
 		r.cumulative("Time per output token", func(s *drive.Sample) time.Duration { return s.TPOT }),
@@ -61,8 +61,8 @@ func (r *Report) loads() page.Chart {
 	return c
 }
 
-// bars have one row per policy, or per policy and reason.
-func (r *Report) bars() []page.Bars {
+// Bars are the page's, with one row per policy, or per policy and reason.
+func (r *Report) Bars() []page.Bars {
 	cached := page.Bars{Title: "Prompt tokens found in a cache", Whole: 1}
 	reasons := page.Bars{Title: "Decisions by reason"}
 	for i := range r.Results {

@@ -6,7 +6,6 @@ import (
 	"html/template"
 	"io"
 
-	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/page"
 )
 
@@ -15,26 +14,13 @@ var pageText string
 
 var templates = template.Must(page.Components().New("report").Parse(pageText))
 
-// pageData is what the page shows.
-type pageData struct {
-	Title, Sentence string
-	Facts           []Fact
-	Tables          []Table
-	Results         []drive.Result
-	Charts          []page.Chart
-	Bars            []page.Bars
-}
-
 // HTML writes the page.
-func (r *Report) HTML(w io.Writer) error {
-	return templates.Execute(w, &pageData{Title: r.Title, Sentence: r.Sentence(), Facts: r.Facts, Tables: r.tables(),
-		Results: r.Results, Charts: r.charts(), Bars: r.bars()})
-}
+func (r *Report) HTML(w io.Writer) error { return templates.Execute(w, r) }
 
 // CSV writes the tables, an empty line between two.
 func (r *Report) CSV(w io.Writer) error {
 	c := csv.NewWriter(w)
-	for i, t := range r.tables() {
+	for i, t := range r.Tables() {
 		if i > 0 {
 			if _, err := io.WriteString(w, "\n"); err != nil {
 				return err

@@ -62,8 +62,8 @@ var figures = []struct {
 	{"busiest ÷ mean", func(f *drive.Figures) string { return fmt.Sprintf("%.2f", f.MaxOverMeanLoad) }},
 }
 
-// tables are the comparison, how requests are spread, and what the simulator has beside it.
-func (r *Report) tables() []Table {
+// Tables are the comparison, how requests are spread, and what the simulator has beside it.
+func (r *Report) Tables() []Table {
 	first := Table{Columns: []string{"policy", "requests", "errors"}}
 	balance := Table{Columns: []string{"policy", "follow-ups at home", "requests CV"}}
 	simulated := Table{Columns: []string{"policy", "preemptions", "KV busiest ÷ mean", "KV CV", "regret ms", "split"}}
@@ -114,7 +114,7 @@ func millis(x float64) string {
 // Text is the tables for a terminal.
 func (r *Report) Text() string {
 	var all []string
-	for _, t := range r.tables() {
+	for _, t := range r.Tables() {
 		all = append(all, t.Text())
 	}
 	return strings.Join(all, "\n")

@@ -158,7 +158,7 @@ func TestHTML(t *testing.T) {
 func TestLoads(t *testing.T) {
 	r := &Report{}
 	r.Results = []drive.Result{{Policy: "p", Loads: map[string]int{"r10": 1, "r2": 5, "r1": 3}}}
-	line := r.charts()[2].Lines[0]
+	line := r.Charts()[2].Lines[0]
 	require.Equal(t, []float64{0, 1, 2}, line.X)
 	require.Equal(t, []float64{5, 3, 1}, line.Y)
 }

@@ -58,9 +58,9 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 		if file, err = s.file(c); err != nil {
 			return 0, err
 		}
-		var known capacityFile
-		if b, err := os.ReadFile(file); err == nil && json.Unmarshal(b, &known) == nil && known.Rate > 0 {
-			return known.Rate, nil
+		var known float64
+		if b, err := os.ReadFile(file); err == nil && json.Unmarshal(b, &known) == nil && known > 0 {
+			return known, nil
 		}
 	}
 	for _, e := range c.Engines {
@@ -71,7 +71,7 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 		return 0, fmt.Errorf("capacity of %d engines: %w", s.Replicas, err)
 	}
 	if file != "" {
-		_ = SaveJSON(file, capacityFile{rate}) // a cache that cannot be written is none
+		_ = SaveJSON(file, rate) // a cache that cannot be written is none
 	}
 	return rate, nil
 }
@@ -188,11 +188,6 @@ func (s *Search) file(c Config) (string, error) {
 		return "", err
 	}
 	return filepath.Join(s.Dir, "capacity-"+hex.EncodeToString(h.Sum(nil)[:16])+".json"), nil
-}
-
-// capacityFile is what stands in the file.
-type capacityFile struct {
-	Rate float64 `json:"rate"`
 }
 
 // SaveJSON writes a file as a whole or not at all.

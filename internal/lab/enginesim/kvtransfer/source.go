@@ -9,6 +9,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -235,66 +236,61 @@ type report struct {
 	Done bool `json:"done"`
 }
 
-// serve serves one pull.
+// serve serves one pull. Its context ends with what the decode engine reports, or when that engine or the source is
+// gone.
 func (s *Source) serve(c net.Conn) {
 	defer c.Close()
-	defer context.AfterFunc(s.quit, func() { c.Close() })()
+	ctx, cancel := context.WithCancel(s.quit)
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
 	in, out := json.NewDecoder(c), json.NewEncoder(c)
 	var q request
 	if in.Decode(&q) != nil {
 		return
 	}
-	end := make(chan bool, 1) // what the decode engine reports: whether it has all
+	var done atomic.Bool // the decode engine has all
 	s.work.Go(func() {
+		defer cancel()
 		var r report
-		end <- in.Decode(&r) == nil && r.Done
+		done.Store(in.Decode(&r) == nil && r.Done)
 	})
-	done, err := s.pull(&q, out, end)
-	if err != nil {
+	if err := s.pull(ctx, &q, out, &done); err != nil {
 		_ = out.Encode(reply{Error: err.Error()}) // the other end may be gone
-	}
-	if !done {
-		c.Close()
 	}
 }
 
 // pull takes a pull through its leg. The error is for the decode engine.
-func (s *Source) pull(q *request, out *json.Encoder, end <-chan bool) (done bool, err error) {
-	l, err := s.join(q, end)
+func (s *Source) pull(ctx context.Context, q *request, out *json.Encoder, done *atomic.Bool) error {
+	l, err := s.join(ctx, q)
 	if l == nil {
-		return false, err
+		return err
 	}
 	defer l.leave()
 	select {
 	case <-l.ready:
 	case <-l.over:
-		return false, l.Err()
-	case <-end:
-		return false, nil
-	case <-s.quit.Done():
-		return false, nil
+		return l.Err()
+	case <-ctx.Done():
+		return nil
 	}
 	if l.kv.Params != q.Params { // written before ready was closed, and never again
-		return false, ErrParams
+		return ErrParams
 	}
 	if out.Encode(reply{Ready: true, Content: l.kv.Content}) != nil {
-		return false, nil
+		return nil
 	}
 	select {
-	case done = <-end:
-		if done {
+	case <-l.over:
+	case <-ctx.Done():
+		if done.Load() {
 			l.end(nil)
 		}
-		return done, nil
-	case <-l.over:
-		return false, nil
-	case <-s.quit.Done():
-		return false, nil
 	}
+	return nil
 }
 
-// join finds the leg of a pull and counts the pull in. It returns no leg and no error if the decode engine has gone.
-func (s *Source) join(q *request, end <-chan bool) (*Leg, error) {
+// join finds the leg of a pull and counts the pull in. It returns no leg and no error if the context has ended.
+func (s *Source) join(ctx context.Context, q *request) (*Leg, error) {
 	timeout := time.NewTimer(s.timeout)
 	defer timeout.Stop()
 	for {
@@ -321,9 +317,7 @@ func (s *Source) join(q *request, end <-chan bool) (*Leg, error) {
 		case <-news:
 		case <-timeout.C:
 			return nil, ErrUnknown
-		case <-end:
-			return nil, nil
-		case <-s.quit.Done():
+		case <-ctx.Done():
 			return nil, nil
 		}
 	}
