@@ -138,7 +138,9 @@ func TestHomes(t *testing.T) {
 	require.Equal(t, []float64{1.5, 0.5}, weights(r2))
 
 	for i, r := range []*router.Router{r, r2} {
-		r.View().ByID("r2").State().CountHome(i == 0)
+		r2 := r.View().ByID("r2").State()
+		r2.Homes.Add(1)
+		r2.Spilled.Add(uint32(1 - i))
 	}
 	report := w.view.report(false).GetOutcomes().GetReplicas()
 	require.Len(t, report, 1)

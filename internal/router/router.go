@@ -251,7 +251,10 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 		r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
 	}
 	if home := b.Decision.State().Home; home != nil {
-		home.CountHome(b.Decision.Reason == policy.ReasonRendezvousSpill)
+		home.Homes.Add(1)
+		if b.Decision.Reason == policy.ReasonRendezvousSpill {
+			home.Spilled.Add(1)
+		}
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()

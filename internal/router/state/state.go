@@ -26,10 +26,11 @@ type Replica struct {
 	HomeWeight atomic.Uint64
 
 	// What every pick writes has a cache line of its own, which keeps that from slowing reads of the rest.
-	_      [cacheLine]byte
-	Book   atomic.Int64  // ongoing<<TokenBits | reserved prefill tokens
-	byHome atomic.Uint64 // calls whose home it is, since TakeHomes: all<<32 | those that went elsewhere
-	_      [cacheLine]byte
+	_       [cacheLine]byte
+	Book    atomic.Int64  // ongoing<<TokenBits | reserved prefill tokens
+	Homes   atomic.Uint32 // calls whose home it is, since TakeHomes
+	Spilled atomic.Uint32 // those of them that went elsewhere
+	_       [cacheLine]byte
 }
 
 const cacheLine = 64
@@ -95,19 +96,10 @@ func (r *Replica) Take() bool {
 // Rate returns what the load of the replica is divided by.
 func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Load()) }
 
-// CountHome counts a call whose home the replica is; spilled: it went elsewhere.
-func (r *Replica) CountHome(spilled bool) {
-	calls := uint64(1 << 32)
-	if spilled {
-		calls++
-	}
-	r.byHome.Add(calls)
-}
-
 // TakeHomes returns the calls by home since it was called last.
 func (r *Replica) TakeHomes() (calls, spilled uint32) {
-	n := r.byHome.Swap(0)
-	return uint32(n >> 32), uint32(n)
+	spilled = r.Spilled.Swap(0) // first: a call that spills counts at its home before
+	return r.Homes.Swap(0), spilled
 }
 
 // StoreKey is the context key of the store that custom policies share.
