@@ -14,7 +14,6 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/codes"
 
-	"github.com/warmpath/warmpath/internal/loadpoll"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/sharedstore"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -37,14 +36,13 @@ type deployment struct {
 	wake      signal // given when there may be news for watchers
 	unobserve func() // ends the metrics
 	leave     func() // ends the part in a cluster
-	checks    healthChecks
 
 	// These are replaced under mu and read without it.
 	hosted    atomic.Pointer[hosted]
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
 
-	// mu guards what is below, with the records of members. The locks of leases, conns, wake, moved, the poller and the
+	// mu guards what is below, with the records of members. The locks of leases, conns, wake, moved, pollers and the
 	// Router are taken under it.
 	mu        sync.Mutex
 	sources   sources
@@ -58,8 +56,7 @@ type deployment struct {
 	ejectedVersion uint64
 	watchers       int
 	closed         bool
-	poller         *loadpoll.Poller // nil = load is not polled
-	unpolled       int64            // polls without an answer of pollers that have ended
+	pollers        map[string]poller
 }
 
 // newDeployment returns a deployment without a config: it serves once a change is applied.
@@ -68,8 +65,8 @@ func newDeployment(
 	m membership,
 ) *deployment {
 	d := &deployment{name: name, life: rand.Text(), log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
+	d.pollers = make(map[string]poller)
 	d.unobserve, d.leave = func() {}, func() {}
-	d.checks = healthChecks{log: d.log, now: now, conns: &d.conns}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
 	d.peers = m.newPeers(name, d.log, now())
@@ -185,19 +182,6 @@ func (d *deployment) prepareRouter(old, next *hosted) {
 		d.balance.retired = append(d.balance.retired, old.router)
 		d.balance.tick(next.router, d.picks.leases.loads(), d.now())
 	}
-}
-
-// unregistered are the members that do not report their own health.
-func (d *deployment) unregistered() []described {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	all := make([]described, 0, len(d.roster.order))
-	for _, m := range d.roster.order {
-		if d.sources.registered[m.ID] == nil {
-			all = append(all, m.described)
-		}
-	}
-	return all
 }
 
 // update applies a change of the sources, and merges the members anew if it reports that they have changed.

@@ -17,10 +17,13 @@ import (
 type record struct {
 	own      replicaLoad // of the picks made here, as of the last interval
 	reported replicaLoad // sum of the clients' reports
-	polled   ownLoad     // by load polls; it expires
-	kvTokens int         // of its cache, by load polls; 0 = not known
-	shown    [2]shownLoad
-	ejection *ejection // nil = the replica is healthy
+	health   healthChecks
+	polled   ownLoad // by load polls; it expires
+	// pollProblem is why the last poll had no answer; "" = it had one.
+	pollProblem string
+	kvTokens    int // of its cache, by load polls; 0 = not known
+	shown       [2]shownLoad
+	ejection    *ejection // nil = the replica is healthy
 }
 
 // shownLoad is the load that watchers are sent, and the tick that changed it last.

@@ -1,6 +1,9 @@
 package server
 
 import (
+	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -22,7 +25,7 @@ deployments:
 `
 	f := start(t, config)
 	d := f.deployment("chat")
-	poll := func(id string, l load.Report) { d.update(func(x *sources) bool { x.poll(id, l); return false }) }
+	poll := func(id string, l load.Report) { d.update(func(x *sources) bool { x.poll(id, l, nil); return false }) }
 	f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Pinned: "a"})
 	poll("a", load.Report{QueuedTokens: -1, Ongoing: 7, KVTokens: 5000})
 	poll("gone", load.Report{QueuedTokens: -1, Ongoing: 7})
@@ -70,7 +73,7 @@ func TestFailedPollsAddUp(t *testing.T) {
 	}
 	f := start(t, text(", load_poll: 'grpc:vllm'"))
 	d := f.deployment("chat")
-	failed := func() int64 { _, n := d.pollProblems(); return n }
+	failed := d.tally.pollsFailed.Load
 	require.Eventually(t, func() bool { return failed() > 0 }, 20*time.Second, time.Millisecond)
 	was := failed()
 	require.NoError(t, f.Update(parse(t, text(", load_poll: 'grpc:sglang'"))))
@@ -90,4 +93,24 @@ func TestLoadPollConfig(t *testing.T) {
 		_, err := ParseConfig([]byte("deployments: {chat: {register: true, " + field + "}}"))
 		require.ErrorContains(t, err, want, field)
 	}
+}
+
+// A replica that does not answer polls is logged once, as is that it answers again.
+func TestProblemsOfPolls(t *testing.T) {
+	log := new(logBook)
+	x := sources{log: slog.New(slog.NewTextHandler(log, nil)), now: time.Now, roster: new(roster)}
+	x.config.LoadPoll = "grpc:vllm"
+	x.roster.fleetOf("a")
+	a := x.roster.byID["a"]
+	for range 3 {
+		x.poll("a", load.Report{}, errors.New("it is down"))
+		require.Equal(t, "its load cannot be polled: it is down", a.pollProblem)
+	}
+	for range 3 {
+		x.poll("a", load.Report{Ongoing: 1}, nil)
+		require.Empty(t, a.pollProblem)
+		require.EqualValues(t, 1, a.polled.ongoing)
+	}
+	require.Equal(t, 1, strings.Count(log.String(), "the load of a replica cannot be polled"))
+	require.Equal(t, 1, strings.Count(log.String(), "reports its load again"))
 }

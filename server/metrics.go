@@ -48,7 +48,7 @@ var counters = []telemetry.Figure[*deployment]{
 		Text:  "Registered replicas that were removed at the end of their lease.",
 		Value: func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
 	{Name: "warmpath.server.polls.failed", Unit: "{poll}", Text: "Load polls without an answer.",
-		Value: func(d *deployment) int64 { _, failed := d.pollProblems(); return failed }},
+		Value: func(d *deployment) int64 { return d.tally.pollsFailed.Load() }},
 	{Name: "warmpath.server.broadcast.bytes", Unit: "By", Text: "Bytes sent to watching clients.",
 		Value: func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
 	{Name: "warmpath.server.broadcast.messages", Unit: "{message}", Text: "Messages sent to watching clients.",
@@ -120,6 +120,7 @@ type tally struct {
 	shadow    shadowCounts
 
 	registrationsExpired atomic.Int64
+	pollsFailed          atomic.Int64
 	sentBytes            atomic.Int64 // to watchers
 	sentMessages         atomic.Int64
 }

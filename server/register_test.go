@@ -96,7 +96,7 @@ func TestRegister(t *testing.T) {
 }
 
 func TestRegistrationsAreBounded(t *testing.T) {
-	x := sources{config: Deployment{Register: true}, now: time.Now}
+	x := sources{config: Deployment{Register: true}, now: time.Now, roster: new(roster)}
 	for i := range maxRegistered + 1 {
 		_, _, err := x.register(new(warmpathv1.RegisterRequest), replicaAt(fmt.Sprint(i), "r:1"))
 		require.Equal(t, i == maxRegistered, status.Code(err) == codes.ResourceExhausted, "%v", err)

@@ -64,6 +64,9 @@ func (r *roster) set(all []described) bool {
 		m := &member{described: *d, version: version}
 		if was != nil {
 			m.number, m.record = was.number, was.record
+			if was.Address != d.Address {
+				m.health, m.pollProblem = healthChecks{}, ""
+			}
 		} else {
 			r.last++
 			m.number, m.record = r.last, new(record)

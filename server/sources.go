@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"log/slog"
-	"maps"
 	"slices"
 	"time"
 
@@ -11,12 +10,10 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/internal/router/load"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// sources are what describes a deployment's members: its config, its target, and registrations, with the symptoms that
-// health checks found. It is used with the deployment's mutex held.
+// sources are what describes a deployment's members: its config, its target, and registrations. It is used with the deployment's mutex held.
 type sources struct {
 	deployment string
 	log        *slog.Logger
@@ -26,8 +23,7 @@ type sources struct {
 	config     Deployment
 	resolved   []described
 	registered map[string]*registration
-	unwell     map[string]symptom // by id, of those that do not serve
-	stirred    bool               // a replica's own figures changed: they are in force from the next interval
+	stirred    bool // a replica's own figures changed: they are in force from the next interval
 }
 
 // An ownLoad is the load that a replica reports of itself.
@@ -55,7 +51,7 @@ func (x *sources) configure(c Deployment) {
 	}
 	if c.LoadPoll != x.config.LoadPoll {
 		for _, m := range x.roster.order {
-			m.polled = ownLoad{}
+			m.polled, m.pollProblem = ownLoad{}, ""
 		}
 	}
 	x.config = c
@@ -67,17 +63,6 @@ func (x *sources) resolve(target string, all []described) bool {
 		x.resolved = all
 	}
 	return target == x.config.Target
-}
-
-// check sets the symptoms of replicas that do not serve, and reports whether they have changed. A replica that has
-// registered in the meantime reports its own state.
-func (x *sources) check(unwell map[string]symptom) (changed bool) {
-	maps.DeleteFunc(unwell, func(id string, _ symptom) bool { return x.registered[id] != nil })
-	if maps.Equal(unwell, x.unwell) {
-		return false
-	}
-	x.unwell = unwell
-	return true
 }
 
 // register applies a heartbeat, and reports whether it changes the fleet at once.
@@ -112,7 +97,9 @@ func (x *sources) register(
 		x.registered = make(map[string]*registration)
 	}
 	x.registered[m.ID] = next
-	delete(x.unwell, m.ID)
+	if known := x.roster.byID[m.ID]; known != nil {
+		known.health = healthChecks{}
+	}
 	changed = was == nil || was.Draining != m.Draining || was.Instance != m.Instance
 	x.stirred = x.stirred || !changed && !was.equal(&next.described)
 	heartbeat := min(lease, staleAfter) / 3
@@ -163,18 +150,6 @@ func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
 	return expired, stirred
 }
 
-// poll enters the polled load of a replica.
-func (x *sources) poll(id string, l load.Report) {
-	m := x.roster.byID[id]
-	if m == nil || x.config.LoadPoll == "" {
-		return
-	}
-	m.polled = ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), l.QueuedTokens}, x.now()}
-	if l.KVTokens != 0 && l.KVTokens != m.kvTokens {
-		m.kvTokens, x.stirred = l.KVTokens, true
-	}
-}
-
 // members merges the members of all sources, the config's first.
 func (x *sources) members() []described {
 	all := make([]described, 0, len(x.config.Replicas)+len(x.registered)+len(x.resolved))
@@ -202,7 +177,10 @@ func (x *sources) members() []described {
 		}
 	}
 	slices.SortStableFunc(all[len(x.config.Replicas):], func(a, b described) int { return cmp.Compare(a.ID, b.ID) })
-	mark(all, x.unwell)
+	mark(all, func(id string) bool {
+		m := x.roster.byID[id]
+		return m != nil && m.health.unwell()
+	})
 	return all
 }
 

@@ -63,9 +63,8 @@ func (d *deployment) describe(view int) *warmpathv1.DeploymentStatus {
 	a.Cluster = d.clusterStatus()
 	a.Watchers, a.Replicas = uint32(d.watching()), d.replicaStatuses(view)
 	events := h.eventStatus()
-	problems, _ := d.pollProblems()
 	for _, r := range a.Replicas {
-		r.Events, r.PollProblem = events[r.GetId()], problems[r.GetId()]
+		r.Events = events[r.GetId()]
 	}
 	return a
 }
@@ -81,7 +80,7 @@ func (d *deployment) replicaStatuses(load int) []*warmpathv1.ReplicaStatus {
 		rep := view.ByID(m.ID)
 		_, stale := slices.BinarySearch(d.balance.stale, m.number)
 		all[i] = &warmpathv1.ReplicaStatus{
-			Id: m.ID, Address: m.Address, Role: m.Role, Stale: stale,
+			Id: m.ID, Address: m.Address, Role: m.Role, Stale: stale, PollProblem: m.pollProblem,
 			KvTokens: uint64(max(m.KVTokens, 0)), HomeWeight: d.homes.Weights()[m.ID],
 		}
 		all[i].Ongoing, all[i].QueuedTokens = m.shown[load].shown()
@@ -106,10 +105,10 @@ func (d *deployment) condition(
 ) (state string, evidence []*warmpathv1.HealthReport) {
 	now := d.now()
 	since := func(t time.Time) uint64 { return uint64(max(now.Sub(t).Milliseconds(), 1)) }
-	s, unwell := d.sources.unwell[m.ID]
+	unwell := m.health.unwell()
 	if unwell {
 		evidence = append(evidence, &warmpathv1.HealthReport{
-			By: byCheck, State: stateNotServing, ForMs: since(s.since), Why: s.why,
+			By: byCheck, State: stateNotServing, ForMs: since(m.health.since), Why: m.health.why,
 		})
 	}
 	e := m.ejection

@@ -186,19 +186,19 @@ func TestStatusHasTheEvidence(t *testing.T) {
 	show("", outlier.Counts{Late: 5})
 	f.advance(2 * time.Second)
 	require.Equal(t, "ejected; calls: ejected 2000ms first messages are late, or do not come (0)", shown()["r2"])
-	found(d, map[string]symptom{"r2": {f.Server.now(), "NOT_SERVING"}})
+	found(d, "r2")
 	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0); calls: ejected 2000ms first messages are late, or do not come (0)", shown()["r2"])
 
-	all := make(map[string]symptom)
-	for id := range fine {
-		all[id] = symptom{f.Server.now(), "NOT_SERVING"}
+	for id := range fine { // none serves: all stay in use, and the status has it
+		found(d, id)
 	}
-	found(d, all) // none serves: all stay in use, and the status has it
 	require.Equal(t, "not_serving; check: not_serving 1ms NOT_SERVING (0)", shown()["r1"])
 	for _, m := range d.roster.order {
 		require.False(t, m.Draining)
 	}
-	found(d, nil)
+	for id := range fine {
+		d.update(func(x *sources) bool { return x.checked(x.roster.byID[id].Attributes, nil) })
+	}
 	f.advance(time.Minute)
 	f.tick("chat")
 	require.Equal(t, "ejected; calls: half_open 62000ms first messages are late, or do not come (0)", shown()["r2"])

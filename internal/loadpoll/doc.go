@@ -1,11 +1,10 @@
-// Package loadpoll reads the load of engines that do not register themselves: by gRPC (GetLoads, as in SMG's
-// servicers), or from their Prometheus page.
+// Package loadpoll polls the replicas of a fleet, and reads the load of engines that do not register themselves: by gRPC
+// (GetLoads, as in SMG's servicers), or from their Prometheus page.
 //
 // # Rule
 //
-// Every replica is polled once an interval, each at its own offset. Its requests running and waiting are a load; the
-// size of its KV cache is a capacity. An engine that does not answer is polled less and less often, up to every ten
-// seconds, and nothing is reported of it: the receiver decides how long a load counts. A replica with several
+// Every replica is polled once an interval, each at its own offset, and less and less often while it does not answer.
+// An engine's requests running and waiting are a load; the size of its KV cache is a capacity. A replica with several
 // data-parallel ranks has the sum of their requests, and the smallest of their caches.
 //
 // # Complexity

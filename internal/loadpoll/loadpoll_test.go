@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -114,11 +112,12 @@ func TestPagesOfOneHost(t *testing.T) {
 	source, err := Parse("http://HOST:PORT/metrics", map[string]string{"c": "http://HOST:" + port + "/own"})
 	require.NoError(t, err)
 	reports := make(chan report, 100)
-	p := New(Options{
-		Source: source, Interval: 5 * time.Millisecond, Timeout: time.Minute,
-		Report: func(id string, l load.Report) {
+	defer source.Close()
+	p := New(Options[load.Report]{
+		Interval: 5 * time.Millisecond, Longest: 5 * time.Millisecond, Timeout: time.Minute, Ask: asking(source, nil),
+		Report: func(r policy.Attributes, l load.Report, _ error) {
 			select {
-			case reports <- report{id, l}:
+			case reports <- report{r.ID, l}:
 			default:
 			}
 		},
@@ -137,6 +136,12 @@ func TestPagesOfOneHost(t *testing.T) {
 type report struct {
 	id   string
 	load load.Report
+}
+
+type connector = func(context.Context, string) (grpc.ClientConnInterface, error)
+
+func asking(s Source, connect connector) func(context.Context, policy.Attributes) (load.Report, error) {
+	return func(ctx context.Context, r policy.Attributes) (load.Report, error) { return s.Ask(ctx, r, connect) }
 }
 
 // steps lets a Poller poll when the test has it do so.
@@ -161,8 +166,7 @@ func member(id, address string) policy.Attributes {
 	return policy.Attributes{ID: id, Address: address}
 }
 
-// A replica is polled once an interval. One that fails is polled less often, and logged once; its problem ends
-// when it answers.
+// A replica is polled once an interval, and one that fails less often.
 func TestPollerBacksOff(t *testing.T) {
 	var broken atomic.Bool
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -176,11 +180,17 @@ func TestPollerBacksOff(t *testing.T) {
 	source, err := Parse(page.URL+"/metrics", nil)
 	require.NoError(t, err)
 	at := steps{make(chan time.Duration), make(chan struct{})}
-	reports := make(chan report, 1)
-	var log bytes.Buffer
-	p := New(Options{
-		Source: source, Interval: time.Second, Timeout: time.Minute, Sleep: at.sleep, Logger: slog.New(slog.NewTextHandler(&log, nil)),
-		Report: func(id string, l load.Report) { reports <- report{id, l} },
+	defer source.Close()
+	reports, problems := make(chan report, 1), make(chan error, 1)
+	p := New(Options[load.Report]{
+		Interval: time.Second, Longest: 10 * time.Second, Timeout: time.Minute, Sleep: at.sleep, Ask: asking(source, nil),
+		Report: func(r policy.Attributes, l load.Report, err error) {
+			if err != nil {
+				problems <- err
+			} else {
+				reports <- report{r.ID, l}
+			}
+		},
 	})
 	p.SetFleet([]policy.Attributes{member("a", "10.0.0.1:1")})
 	require.Less(t, <-at.waits, time.Second)
@@ -192,22 +202,17 @@ func TestPollerBacksOff(t *testing.T) {
 	for _, want := range []time.Duration{2, 4, 8, 10, 10} {
 		at.go_ <- struct{}{}
 		require.InDelta(t, want*time.Second, <-at.waits, float64(want*time.Second)/9)
-		require.Contains(t, p.Problems()["a"], "302 Found", "redirects are not followed")
+		require.ErrorContains(t, <-problems, "302 Found", "redirects are not followed")
 	}
-	require.EqualValues(t, 5, p.Failed())
 	broken.Store(false)
 	at.go_ <- struct{}{}
 	<-reports
-	<-at.waits
-	require.Empty(t, p.Problems())
+	require.InDelta(t, time.Second, <-at.waits, float64(time.Second)/9)
 
 	p.SetFleet([]policy.Attributes{member("b", "10.0.0.2:1")})
 	<-at.waits // of b
 	p.Close()
-	require.Equal(t, 1, strings.Count(log.String(), "the load of a replica cannot be polled"), log.String())
-	require.Equal(t, 1, strings.Count(log.String(), "reports its load again"))
-	p.SetFleet([]policy.Attributes{member("c", "10.0.0.3:1")})
-	require.Empty(t, p.Problems())
+	p.SetFleet([]policy.Attributes{member("c", "10.0.0.3:1")}) // begins nothing that would not end
 }
 
 // answering is a connection that answers GetLoads.
@@ -226,19 +231,26 @@ func TestPollerPollsByGRPC(t *testing.T) {
 	source, err := Parse("grpc:sglang", nil)
 	require.NoError(t, err)
 	conn := answering{method: make(chan string, 1)}
-	reports := make(chan report)
+	reports, problems := make(chan report), make(chan error)
 	fail := errors.New("no connection")
-	p := New(Options{
-		Source: source, Interval: time.Millisecond, Timeout: time.Minute, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Connect: func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
+	p := New(Options[load.Report]{
+		Interval: time.Millisecond, Longest: time.Millisecond, Timeout: time.Minute,
+		Ask: asking(source, func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
 			if id == "b" {
 				return nil, fail
 			}
 			return conn, nil
-		},
-		Report: func(id string, l load.Report) {
+		}),
+		Report: func(r policy.Attributes, l load.Report, err error) {
+			if r.ID == "b" {
+				select {
+				case problems <- err:
+				default:
+				}
+				return
+			}
 			select {
-			case reports <- report{id, l}:
+			case reports <- report{r.ID, l}:
 			default:
 			}
 		},
@@ -251,7 +263,7 @@ func TestPollerPollsByGRPC(t *testing.T) {
 		}
 	}()
 	require.Equal(t, report{"a", load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 800}}, <-reports)
-	require.Eventually(t, func() bool { return strings.Contains(p.Problems()["b"], fail.Error()) }, 30*time.Second, time.Millisecond)
+	require.ErrorIs(t, <-problems, fail)
 	p.Close()
 	close(conn.method)
 }
@@ -278,13 +290,13 @@ func TestHangingReplicasDelayNoOther(t *testing.T) {
 	source, err := Parse("grpc:vllm", nil)
 	require.NoError(t, err)
 	var hanging, answers atomic.Int64
-	p := New(Options{
-		Source: source, Interval: time.Millisecond, Timeout: time.Hour,
+	p := New(Options[load.Report]{
+		Interval: time.Millisecond, Longest: time.Millisecond, Timeout: time.Hour,
 		Sleep: func(ctx context.Context, _ time.Duration) { runtime.Gosched() },
-		Connect: func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
+		Ask: asking(source, func(_ context.Context, id string) (grpc.ClientConnInterface, error) {
 			return hangs{answers: id == "well", hanging: &hanging}, nil
-		},
-		Report: func(string, load.Report) { answers.Add(1) },
+		}),
+		Report: func(policy.Attributes, load.Report, error) { answers.Add(1) },
 	})
 	defer p.Close()
 	fleet := []policy.Attributes{member("well", "10.0.0.1:1")}

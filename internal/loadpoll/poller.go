@@ -5,14 +5,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/url"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -23,176 +21,117 @@ import (
 	"github.com/warmpath/warmpath/internal/router/load"
 )
 
-const (
-	// atOnce bounds the polls under way of replicas that answered last, and those of all others.
-	atOnce     = 64
-	maxBackoff = 10 * time.Second
-)
+// atOnce bounds the polls under way of replicas that answered last, and those of all others.
+const atOnce = 64
 
-// Options are the engines to ask and the receiver of the answers. All but Logger and Sleep are needed; Connect where
-// the source is gRPC.
-type Options struct {
-	Source            Source
-	Interval, Timeout time.Duration
-	// Connect returns a connection to a replica.
-	Connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error)
-	// Report is called with each answer, by several goroutines, one at a time for each replica.
-	Report func(id string, l load.Report)
-	Logger *slog.Logger // nil = slog.Default()
+// Options are a question, how often it is asked, and the receiver of the answers. All but Sleep are needed.
+type Options[Answer any] struct {
+	// Interval is the time between two polls of a replica. Where it does not answer, the time doubles up to Longest.
+	Interval, Longest time.Duration
+	// Timeout is how long an answer may take.
+	Timeout time.Duration
+	// Ask asks a replica.
+	Ask func(ctx context.Context, r policy.Attributes) (Answer, error)
+	// Report is called with each answer, or with why there is none, by several goroutines, one at a time for each replica.
+	Report func(r policy.Attributes, a Answer, err error)
 	// Sleep waits until the context ends or the time is over; nil = by the real clock.
 	Sleep func(ctx context.Context, d time.Duration)
 }
 
 // A Poller polls the replicas of one fleet. Safe for use by many goroutines.
-type Poller struct {
-	o       Options
-	http    *http.Client
+type Poller[Answer any] struct {
+	o       Options[Answer]
 	room    chan struct{} // has the polls under way of replicas that answered last
 	doubt   chan struct{} // has those of all others, which may take the whole timeout
 	ctx     context.Context
 	stop    context.CancelFunc
 	running sync.WaitGroup
-	failed  atomic.Int64
 
 	// mu guards what follows; nothing is locked or called under it.
 	mu    sync.Mutex
-	fleet map[string]*polled
+	fleet map[string]polled
 }
 
 // polled is one replica.
 type polled struct {
-	id, address string
-	cancel      context.CancelFunc
-	problem     atomic.Pointer[string]
+	address string
+	cancel  context.CancelFunc
 }
 
 // New returns a Poller without replicas.
-func New(o Options) *Poller {
-	o.Logger = cmp.Or(o.Logger, slog.Default())
+func New[Answer any](o Options[Answer]) *Poller[Answer] {
 	if o.Sleep == nil {
 		o.Sleep = func(ctx context.Context, d time.Duration) { _ = pause.For(ctx, d) }
 	}
-	p := &Poller{
-		o: o, http: newHTTPClient(), fleet: make(map[string]*polled),
-		room: make(chan struct{}, atOnce), doubt: make(chan struct{}, atOnce),
-	}
+	p := &Poller[Answer]{o: o, room: make(chan struct{}, atOnce), doubt: make(chan struct{}, atOnce)}
 	p.ctx, p.stop = context.WithCancel(context.Background())
 	return p
 }
 
 // SetFleet sets the replicas to poll. It does not wait for polls of those that left.
-func (p *Poller) SetFleet(fleet []policy.Attributes) {
+func (p *Poller[Answer]) SetFleet(fleet []policy.Attributes) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ctx.Err() != nil {
 		return
 	}
-	next := make(map[string]*polled, len(fleet))
-	for _, a := range fleet {
-		x := p.fleet[a.ID]
-		if x == nil || x.address != a.Address {
-			x = &polled{id: a.ID, address: a.Address}
-			var ctx context.Context
-			ctx, x.cancel = context.WithCancel(p.ctx)
-			p.running.Go(func() { p.follow(ctx, x) })
+	next := make(map[string]polled, len(fleet))
+	for _, r := range fleet {
+		x, ok := p.fleet[r.ID]
+		if !ok || x.address != r.Address {
+			ctx, cancel := context.WithCancel(p.ctx)
+			x = polled{r.Address, cancel}
+			p.running.Go(func() { p.follow(ctx, r) })
 		}
-		next[a.ID] = x
+		next[r.ID] = x
 	}
 	for id, x := range p.fleet {
-		if next[id] != x {
+		if now, ok := next[id]; !ok || now.address != x.address {
 			x.cancel()
 		}
 	}
 	p.fleet = next
 }
 
-// Problems returns the errors of replicas that do not answer, by id.
-func (p *Poller) Problems() map[string]string {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	all := make(map[string]string)
-	for id, x := range p.fleet {
-		if problem := x.problem.Load(); problem != nil {
-			all[id] = *problem
-		}
-	}
-	return all
-}
-
-// Failed returns the number of failed polls.
-func (p *Poller) Failed() int64 { return p.failed.Load() }
-
 // Close ends all polls and waits for them.
-func (p *Poller) Close() {
+func (p *Poller[Answer]) Close() {
 	p.mu.Lock()
 	p.stop()
 	p.mu.Unlock()
 	p.running.Wait()
-	p.http.CloseIdleConnections()
 }
 
 // follow polls one replica until the context ends, first after a part of the interval.
-func (p *Poller) follow(ctx context.Context, x *polled) {
+func (p *Poller[Answer]) follow(ctx context.Context, r policy.Attributes) {
 	wait, room := rand.N(p.o.Interval), p.doubt
 	for failures := 0; ; {
 		p.o.Sleep(ctx, wait)
-		l, err := p.ask(ctx, x, room)
+		answer, err := p.ask(ctx, r, room)
 		if ctx.Err() != nil {
 			return
 		}
+		p.o.Report(r, answer, err)
 		if err == nil {
 			failures, room = 0, p.room
-			p.o.Report(x.id, l)
 		} else {
 			failures, room = failures+1, p.doubt
-			p.failed.Add(1)
 		}
-		p.note(x, err)
-		wait = max(min(p.o.Interval<<min(failures, 10), maxBackoff), p.o.Interval)
+		wait = max(min(p.o.Interval<<min(failures, 10), p.o.Longest), p.o.Interval)
 		wait += rand.N(wait/5+1) - wait/10
 	}
 }
 
 // ask polls once, as soon as there is room.
-func (p *Poller) ask(ctx context.Context, x *polled, room chan struct{}) (load.Report, error) {
+func (p *Poller[Answer]) ask(ctx context.Context, r policy.Attributes, room chan struct{}) (none Answer, err error) {
 	select {
 	case room <- struct{}{}:
 		defer func() { <-room }()
 	case <-ctx.Done():
-		return load.Report{}, ctx.Err()
+		return none, ctx.Err()
 	}
 	ctx, cancel := context.WithTimeout(ctx, p.o.Timeout)
 	defer cancel()
-	if p.o.Source.replica != "" {
-		conn, err := p.o.Connect(ctx, x.id)
-		if err != nil {
-			return load.Report{}, err
-		}
-		return p.o.Source.replica.Ask(ctx, conn)
-	}
-	page, err := p.o.Source.pageOf(x.id, x.address)
-	if err != nil {
-		return load.Report{}, err
-	}
-	return read(ctx, p.http, page)
-}
-
-// maxProblem bounds an error that is kept, in bytes.
-const maxProblem = 300
-
-// note keeps the error of a replica, and logs it once.
-func (p *Poller) note(x *polled, err error) {
-	was := x.problem.Load()
-	if err == nil {
-		if x.problem.Store(nil); was != nil {
-			p.o.Logger.Info("warmpath: a replica reports its load again", "replica", x.id)
-		}
-		return
-	}
-	text := strings.ToValidUTF8(fmt.Sprintf("its load cannot be polled: %.*s", maxProblem, err), "?")
-	if x.problem.Store(&text); was == nil {
-		p.o.Logger.Warn("warmpath: the load of a replica cannot be polled", "replica", x.id, "error", err)
-	}
+	return p.o.Ask(ctx, r)
 }
 
 // A Source is how an engine is asked: its text is one of
@@ -205,6 +144,7 @@ type Source struct {
 	replica loadprobe.Source  // the replica itself; else
 	page    string            // URL with HOST and PORT
 	pages   map[string]string // by id of the replica, where it has a page of its own
+	http    *http.Client
 }
 
 // hostName and portName stand for those of the replica's address.
@@ -231,7 +171,7 @@ func Parse(text string, pages map[string]string) (Source, error) {
 			return Source{}, fmt.Errorf("load_pages.%s: %w", id, err)
 		}
 	}
-	return Source{page: text, pages: pages}, nil
+	return Source{page: text, pages: pages, http: newHTTPClient()}, nil
 }
 
 func checkPage(text string) error {
@@ -243,6 +183,31 @@ func checkPage(text string) error {
 		return errors.New("want grpc:vllm, grpc:sglang, grpc:orca, or a URL like http://HOST:8000/metrics without a user and a fragment")
 	}
 	return nil
+}
+
+// Ask asks a replica, over a connection of connect where the source is gRPC.
+func (s Source) Ask(
+	ctx context.Context, r policy.Attributes, connect func(ctx context.Context, id string) (grpc.ClientConnInterface, error),
+) (load.Report, error) {
+	if s.replica != "" {
+		conn, err := connect(ctx, r.ID)
+		if err != nil {
+			return load.Report{}, err
+		}
+		return s.replica.Ask(ctx, conn)
+	}
+	page, err := s.pageOf(r.ID, r.Address)
+	if err != nil {
+		return load.Report{}, err
+	}
+	return read(ctx, s.http, page)
+}
+
+// Close closes the connections to pages.
+func (s Source) Close() {
+	if s.http != nil {
+		s.http.CloseIdleConnections()
+	}
 }
 
 // pageOf is where the page of a replica at an address is.

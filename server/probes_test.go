@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"crypto/tls"
 	"maps"
 	"net"
@@ -57,7 +58,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	}
 	clock := newClock()
 	d := new(deployment)
-	d.checks = healthChecks{log: discard, now: clock.now, conns: &d.conns}
+	d.sources = sources{log: discard, now: clock.now, roster: &d.roster}
 	defer d.conns.close()
 	round := func(members []described) []string { return slices.Sorted(maps.Keys(d.round(t, members))) }
 	require.Empty(t, round(members), "one failure is not enough")
@@ -67,7 +68,7 @@ func TestRoundsOfChecks(t *testing.T) {
 	clock.advance(time.Minute)
 	unwell := d.round(t, members)
 	require.Len(t, unwell, 2, "NOT_SERVING once is enough")
-	require.Equal(t, symptom{clock.now(), "NOT_SERVING"}, unwell["well"])
+	require.Equal(t, healthChecks{maxFailures, clock.now(), "NOT_SERVING"}, unwell["well"])
 	require.Equal(t, found, unwell["gone"].since)
 	require.Contains(t, unwell["gone"].why, "Unavailable: ")
 	well.SetServingStatus("", isServing)
@@ -75,9 +76,7 @@ func TestRoundsOfChecks(t *testing.T) {
 
 	moved := append(members[:3:3], replicaAt("gone", members[0].Address))
 	require.Empty(t, round(moved), "under its new address it is healthy")
-	require.Len(t, d.checks.found, 4)
 	require.Empty(t, d.round(t, nil))
-	require.Empty(t, d.checks.found)
 }
 
 // Clients receive a replica that does not serve as draining, until it serves again. If none serves, all stay in use.
@@ -128,20 +127,19 @@ func TestRegisteredReplicasAreNotChecked(t *testing.T) {
 		require.NoError(t, err)
 	}
 	register("b")
-	all := d.unregistered()
-	require.Len(t, all, 2)
-	require.Equal(t, "a", all[0].ID)
+	require.NoError(t, d.check(soon(t), "b"))
+	require.Error(t, d.check(soon(t), "a"))
 	states := func() (all []string) {
 		for _, r := range f.status(t, "chat").GetReplicas() {
 			all = append(all, r.GetId()+" "+r.GetState())
 		}
 		return all
 	}
-	found(d, map[string]symptom{"a": {}})
+	found(d, "a")
 	require.Equal(t, []string{"a not_serving", "c ready", "b ready"}, states())
 	register("a")
 	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
-	found(d, map[string]symptom{"a": {}})
+	found(d, "a")
 	require.Equal(t, []string{"a ready", "c ready", "b ready"}, states())
 }
 
@@ -152,12 +150,8 @@ func TestMark(t *testing.T) {
 		return all
 	}
 	drains := func(unwell ...string) (all []string) {
-		set := make(map[string]symptom)
-		for _, id := range unwell {
-			set[id] = symptom{}
-		}
 		members := fleet()
-		mark(members, set)
+		mark(members, func(id string) bool { return slices.Contains(unwell, id) })
 		for _, m := range members {
 			if m.Draining {
 				all = append(all, m.ID)
@@ -171,14 +165,36 @@ func TestMark(t *testing.T) {
 	require.Equal(t, []string{"b", "c"}, drains("b", "gone"))
 }
 
-// round checks a fleet of these members.
-func (d *deployment) round(t *testing.T, members []described) map[string]symptom {
-	order := make([]*member, len(members))
-	for i := range members {
-		order[i] = &member{described: members[i]}
-	}
+// round checks a fleet of these members, and returns those that do not serve.
+func (d *deployment) round(t *testing.T, members []described) map[string]healthChecks {
+	d.mu.Lock()
+	d.roster.set(members)
+	order := d.roster.order
 	d.conns.setFleet(order)
-	return d.checks.round(t.Context(), members)
+	d.mu.Unlock()
+	unwell := make(map[string]healthChecks)
+	for _, m := range order {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		err := d.check(ctx, m.ID)
+		cancel()
+		d.mu.Lock()
+		d.sources.checked(m.Attributes, err)
+		if m.health.unwell() {
+			unwell[m.ID] = m.health
+		}
+		d.mu.Unlock()
+	}
+	return unwell
+}
+
+// described are the members of a deployment.
+func (d *deployment) described() (all []described) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, m := range d.roster.order {
+		all = append(all, m.described)
+	}
+	return all
 }
 
 // With replica_tls the server verifies the replica, presents its own certificate, and reads both from the current
@@ -200,28 +216,29 @@ deployments:
     replicas: [{id: a, address: "`+address+`"}]`)
 	d := f.deployment("chat")
 	d.tasks.stop() // the rounds are the test's
-	require.Empty(t, d.round(t, d.unregistered()))
+	well := d.described()
+	require.Empty(t, d.round(t, well))
 	misnamed := replicaAt("a", address)
 	misnamed.ServerName = "other.example"
 	require.Empty(t, d.round(t, []described{misnamed}), "one failure is not enough")
 	require.Contains(t, d.round(t, []described{misnamed}), "a", "the certificate has another name")
-	require.Empty(t, d.round(t, d.unregistered()))
+	require.Empty(t, d.round(t, well))
 
 	dir.write("ca.pem", pemOf("CERTIFICATE", newAuthority(t).cert.Raw))
 	require.Eventually(t, func() bool {
 		d.round(t, nil) // so that it is connected again
-		d.round(t, d.unregistered())
-		return len(d.round(t, d.unregistered())) > 0
+		d.round(t, well)
+		return len(d.round(t, well)) > 0
 	}, 20*time.Second, 10*time.Millisecond, "the authority is not trusted any more")
 	d.round(t, nil)
 	d.conns.secure(nil)
-	require.Empty(t, d.round(t, d.unregistered()))
-	require.Contains(t, d.round(t, d.unregistered()), "a", "plaintext")
+	require.Empty(t, d.round(t, well))
+	require.Contains(t, d.round(t, well), "a", "plaintext")
 }
 
-// found puts the symptoms of a round into force.
-func found(d *deployment, unwell map[string]symptom) {
-	d.update(func(x *sources) bool { return x.check(unwell) })
+// found puts into force that a replica reports that it does not serve.
+func found(d *deployment, id string) {
+	d.update(func(x *sources) bool { return x.checked(x.roster.byID[id].Attributes, ownStatus("NOT_SERVING")) })
 }
 
 // A reload that restarts the checks keeps their results: a replica that hangs stays out of service.
@@ -243,12 +260,12 @@ deployments:
 	}
 	d := f.deployment("chat")
 	d.mu.Lock()
-	since := d.sources.unwell["gone"].since
+	since := d.roster.byID["gone"].health.since
 	d.mu.Unlock()
 	f.advance(time.Minute)
 	require.NoError(t, f.Update(parse(t, strings.Replace(text, "100ms", "101ms", 1))))
 	d.tasks.stop()
-	require.GreaterOrEqual(t, d.checks.found["gone"].failures, maxFailures)
-	require.Equal(t, since, d.checks.found["gone"].symptom.since)
+	require.True(t, d.roster.byID["gone"].health.unwell())
+	require.Equal(t, since, d.roster.byID["gone"].health.since)
 	require.True(t, d.roster.numbered(2).Draining)
 }

@@ -1,0 +1,221 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/loadpoll"
+	"github.com/warmpath/warmpath/internal/router/load"
+)
+
+const (
+	// probeTimeout is how long the answer to a check or a poll may take.
+	probeTimeout = time.Second
+	// maxFailures is how many checks in a row may fail before the replica does not serve.
+	maxFailures = 2
+	// pollInterval is how often each replica is asked for its load, maxPollInterval how often one that does not answer.
+	pollInterval, maxPollInterval = 500 * time.Millisecond, 10 * time.Second
+	// maxWhy bounds an error that is kept, in bytes.
+	maxWhy = 300
+)
+
+// A poller asks the members something.
+type poller interface {
+	SetFleet([]policy.Attributes)
+	Close()
+}
+
+// poll has a poller ask the members until the context ends. name is another one for each poller.
+func (d *deployment) poll(ctx context.Context, name string, p poller) {
+	d.mu.Lock()
+	d.pollers[name] = p
+	d.repoll()
+	d.mu.Unlock()
+	<-ctx.Done()
+	d.mu.Lock()
+	delete(d.pollers, name)
+	d.mu.Unlock()
+	p.Close()
+}
+
+// repoll gives the members to the pollers. Called with mu held.
+func (d *deployment) repoll() {
+	all := make([]policy.Attributes, len(d.roster.order))
+	for i, m := range d.roster.order {
+		all[i] = m.Attributes
+	}
+	for _, p := range d.pollers {
+		p.SetFleet(all)
+	}
+}
+
+func (d *Deployment) checkLoadPoll() error {
+	if d.LoadPoll == "" && len(d.LoadPages) == 0 {
+		return nil
+	}
+	_, err := loadpoll.Parse(d.LoadPoll, d.LoadPages)
+	return err
+}
+
+// pollLoad polls the load of the members until the context ends, where the config has it.
+func (d *deployment) pollLoad(ctx context.Context, c *Deployment) {
+	if c.LoadPoll == "" {
+		return
+	}
+	source, err := loadpoll.Parse(c.LoadPoll, c.LoadPages)
+	if err != nil {
+		d.log.Error("warmpath: load is not polled", "error", err) // cannot happen: the config was checked
+		return
+	}
+	defer source.Close()
+	d.poll(ctx, "load_poll", loadpoll.New(loadpoll.Options[load.Report]{
+		Interval: pollInterval, Longest: maxPollInterval, Timeout: probeTimeout,
+		Ask: func(ctx context.Context, r policy.Attributes) (load.Report, error) {
+			return source.Ask(ctx, r, d.conns.connect)
+		},
+		Report: func(r policy.Attributes, l load.Report, err error) {
+			if err != nil {
+				d.tally.pollsFailed.Add(1)
+			}
+			d.update(func(x *sources) bool { x.poll(r.ID, l, err); return false })
+		},
+	}))
+}
+
+// poll enters the polled load of a replica, or why there is none, which is logged once.
+func (x *sources) poll(id string, l load.Report, err error) {
+	m := x.roster.byID[id]
+	if m == nil || x.config.LoadPoll == "" {
+		return
+	}
+	was := m.pollProblem
+	if err != nil {
+		m.pollProblem = strings.ToValidUTF8(fmt.Sprintf("its load cannot be polled: %.*s", maxWhy, err), "?")
+		if was == "" {
+			x.log.Warn("warmpath: the load of a replica cannot be polled", "replica", id, "error", err)
+		}
+		return
+	}
+	if m.pollProblem = ""; was != "" {
+		x.log.Info("warmpath: a replica reports its load again", "replica", id)
+	}
+	m.polled = ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), l.QueuedTokens}, x.now()}
+	if l.KVTokens != 0 && l.KVTokens != m.kvTokens {
+		m.kvTokens, x.stirred = l.KVTokens, true
+	}
+}
+
+// checkHealth checks the health of the members until the context ends; interval 0: not at all. What was found with
+// another config stays: a replica that does not answer is not put back into service by a reload.
+func (d *deployment) checkHealth(ctx context.Context, interval time.Duration) {
+	if interval == 0 {
+		d.update(func(x *sources) bool {
+			for _, m := range x.roster.order {
+				m.health = healthChecks{}
+			}
+			return true
+		})
+		return
+	}
+	d.poll(ctx, "health_check", loadpoll.New(loadpoll.Options[struct{}]{
+		Interval: interval, Longest: interval, Timeout: probeTimeout,
+		Ask: func(ctx context.Context, r policy.Attributes) (struct{}, error) {
+			return struct{}{}, d.check(ctx, r.ID)
+		},
+		Report: func(r policy.Attributes, _ struct{}, err error) {
+			d.update(func(x *sources) bool { return x.checked(r, err) })
+		},
+	}))
+}
+
+// ownStatus is why a replica does not serve, as it reports itself.
+type ownStatus string
+
+func (s ownStatus) Error() string { return string(s) }
+
+// check checks a replica. One that reports its own state is not asked.
+func (d *deployment) check(ctx context.Context, id string) error {
+	if d.registered(id) {
+		return nil
+	}
+	conn, err := d.conns.connect(ctx, id)
+	if err != nil {
+		return err
+	}
+	a, err := healthpb.NewHealthClient(conn).Check(ctx, new(healthpb.HealthCheckRequest))
+	switch {
+	case status.Code(err) == codes.Unimplemented:
+		return nil // a replica without the service answers, which is enough
+	case err == nil && a.GetStatus() != healthpb.HealthCheckResponse_SERVING:
+		return ownStatus(a.GetStatus().String())
+	}
+	return err
+}
+
+// registered reports whether a replica has registered itself.
+func (d *deployment) registered(id string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.sources.registered[id] != nil
+}
+
+// healthChecks are those of one replica.
+type healthChecks struct {
+	failures int       // in a row
+	since    time.Time // when it ceased to serve
+	why      string    // the evidence
+}
+
+// unwell reports whether the replica does not serve.
+func (h *healthChecks) unwell() bool { return h.failures >= maxFailures }
+
+// checked enters the result of a check, and reports whether the replica ceases to serve by it, or serves again. One that
+// has registered in the meantime reports its own state.
+func (x *sources) checked(r policy.Attributes, err error) (changed bool) {
+	m := x.roster.byID[r.ID]
+	gone := errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled
+	if m == nil || m.Address != r.Address || x.registered[r.ID] != nil || gone {
+		return false
+	}
+	h, was := &m.health, m.health.unwell()
+	var own ownStatus
+	switch s := status.Convert(err); {
+	case err == nil:
+		*h = healthChecks{}
+	case errors.As(err, &own):
+		h.failures, h.why = maxFailures, own.Error()
+	default:
+		h.failures++
+		h.why = strings.ToValidUTF8(fmt.Sprintf("%v: %.*s", s.Code(), maxWhy, s.Message()), "?")
+	}
+	switch {
+	case h.unwell() && !was:
+		h.since = x.now()
+		x.log.Warn("warmpath: a replica does not serve", "replica", r.ID, "address", r.Address, "why", h.why)
+	case was && !h.unwell():
+		x.log.Info("warmpath: a replica serves again", "replica", r.ID, "address", r.Address)
+	}
+	return was != h.unwell()
+}
+
+// mark takes the replicas that do not serve out of use, unless no other would be left.
+func mark(all []described, unwell func(id string) bool) {
+	is := func(m *described) bool { return !m.Draining && unwell(m.ID) }
+	well := false
+	for i := range all {
+		well = well || !all[i].Draining && !is(&all[i])
+	}
+	for i := range all {
+		if well && is(&all[i]) {
+			all[i].Draining, all[i].marked = true, true
+		}
+	}
+}
