@@ -41,7 +41,6 @@ type explanation struct {
 	PromptTokens  int           `json:"prompt_tokens"`
 	FirstTokens   []uint32      `json:"first_tokens,omitempty"`    // of the prompt, where a tokenizer is configured
 	TokenizeError string        `json:"tokenizer_error,omitempty"` // why the prompt stayed text
-	Key           string        `json:"key"`                       // of the order, in words; "" = none
 }
 
 func newExplain() *cobra.Command {
@@ -122,9 +121,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 			x.TokenizeError = tokens.err.Error()
 		}
 	}
-	text := ""
-	x.Key, text = keyOf(config, request)
-	return x, e.words(x, request, len(members), text), rt.Close()
+	return x, e.words(x, request, len(members)), rt.Close()
 }
 
 // ask picks again and again, each time as if the replica before had failed, until one comes a second time.

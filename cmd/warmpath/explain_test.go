@@ -67,7 +67,6 @@ func TestExplainPrompt(t *testing.T) {
 	x := ask("--prompt", prompt)
 	require.Equal(t, "prefix_cache_affinity", x.Policy)
 	require.EqualValues(t, "rendezvous", x.Reason)
-	require.Equal(t, "prompt_block", x.Key)
 	require.Equal(t, len(prompt)/4, x.PromptTokens)
 	require.Len(t, x.Fallbacks, 3)
 	require.Equal(t, x, ask("--prompt-file", path))
@@ -76,7 +75,7 @@ func TestExplainPrompt(t *testing.T) {
 		moved = moved || ask("--prompt", prompt, "--adapter", adapter).Replica != x.Replica
 	}
 	require.True(t, moved, "the adapter is part of the key")
-	require.Equal(t, "session", ask("--session", "s").Key)
+	require.EqualValues(t, "rendezvous", ask("--session", "s").Reason)
 	require.EqualValues(t, "no_key", ask().Reason)
 
 	var out, err bytes.Buffer
@@ -94,13 +93,13 @@ func TestExplainPrompt(t *testing.T) {
 func TestExplainInWords(t *testing.T) {
 	for _, c := range []struct{ args, want []string }{
 		{[]string{"--policy", "consistent_hash", "--session", "user_42"}, []string{
-			"consistent_hash sends the request to r2.", "ring:", `"user_42"`, "0xf6213308038538d9", "1 of 3", "r0, then r1"}},
-		{[]string{"--policy", "consistent_hash", "--request-id", "user_42"}, []string{"request id", "no session"}},
-		{[]string{"--policy", "consistent_hash"}, []string{"no_key:", "--session or --request-id"}},
-		{[]string{"--prompt", "hello, world"}, []string{"rendezvous:", "block 0", "3 tokens"}},
-		{[]string{"--session", "s"}, []string{"no prompt", "rendezvous"}},
+			"consistent_hash sends the request to r2.", "ring:", "1 of 3", "r0, then r1"}},
+		{[]string{"--policy", "consistent_hash", "--request-id", "user_42"}, []string{"ring:", "1 of 3"}},
+		{[]string{"--policy", "consistent_hash"}, []string{"no_key:", "--session, --request-id"}},
+		{[]string{"--prompt", "hello, world"}, []string{"rendezvous:", "3 tokens"}},
+		{[]string{"--session", "s"}, []string{"rendezvous:"}},
 		{[]string{"--policy", "round_robin"}, []string{"round_robin:", "random"}},
-		{[]string{"--policy", "kv_aware", "--prompt", "hello, world"}, []string{"kv_near_tie: it costs", "block 0"}},
+		{[]string{"--policy", "kv_aware", "--prompt", "hello, world"}, []string{"kv_near_tie: it costs"}},
 	} {
 		code, stdout, stderr := command(t, append([]string{"explain", "--replicas", "r0,r1,r2"}, c.args...)...)
 		require.Equal(t, exitOK, code, stderr)
@@ -133,10 +132,8 @@ func TestExplainTokens(t *testing.T) {
 	code, stdout, _ = ask("--prompt", "hello world")
 	require.Equal(t, exitOK, code)
 	require.Contains(t, stdout, "2 tokens (of the tokenizer, from [15339 1917] on)")
-	require.Contains(t, stdout, "block 0 of the prompt")
 	code, stdout, stderr = ask("--prompt", "hello world", "--policy", "kv_aware")
 	require.Equal(t, exitOK, code, stderr)
-	require.Contains(t, stdout, "block 0 of the prompt")
 	code, stdout, _ = ask("--prompt", "not UTF-8: \xFD")
 	require.Equal(t, exitOK, code)
 	require.Contains(t, stdout, "failed: tokenize: the prompt is a batch, or not UTF-8")

@@ -9,16 +9,13 @@ import (
 )
 
 // words are the explanation for people.
-func (e *explain) words(x *explanation, q *policy.Request, n int, key string) string {
+func (e *explain) words(x *explanation, q *policy.Request, n int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s sends the request to %s.\n\n", x.Policy, x.Replica)
 	line := func(name, format string, args ...any) {
 		fmt.Fprintf(&b, "%-10s %s\n", name, fmt.Sprintf(format, args...))
 	}
 	line("reason", "%s: %s", x.Reason, cmp.Or(meaning[x.Reason], "the policy's own word"))
-	if key != "" {
-		line("key", "%s", key)
-	}
 	if x.Place >= 0 {
 		line("place", "%d of %d in the order that every client computes alike for this key", x.Place+1, n)
 	}
@@ -55,6 +52,6 @@ var meaning = map[policy.Reason]string{
 	policy.ReasonLeastLoaded: "it has the least load",
 	policy.ReasonKVCost:      "the request costs least there, or about the least and most of its prompt is cached: prompt tokens left to compute, and the work under way",
 	policy.ReasonKVNearTie:   "it costs and saves about as much as others: the first of these in the rendezvous order of its key",
-	policy.ReasonNoKey: "the request has no key for the policy: fewer requests under way of two drawn at random, " +
-		"by --seed",
+	policy.ReasonNoKey: "the request has no key for the policy (see --session, --request-id, --prompt): fewer requests " +
+		"under way of two drawn at random, by --seed",
 }
