@@ -98,24 +98,17 @@ func Run(ctx context.Context, p Plan) error {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	r, err := newRunner(p)
-	if err != nil {
-		return err
-	}
+	r := newRunner(p)
 	if err := r.findRates(ctx); err != nil {
 		return err
 	}
-	groups, err := r.groups()
-	if err != nil {
-		return err
-	}
+	groups := r.groups()
 	r.start = p.Now()
 	return parallel(ctx, p.Workers, groups, r.group)
 }
 
-func newRunner(p Plan) (*runner, error) {
-	trace, err := hashed(p.Trace)
-	return &runner{Plan: p, trace: trace, rates: map[string]float64{}}, err
+func newRunner(p Plan) *runner {
+	return &runner{Plan: p, trace: hashed(p.Trace), rates: map[string]float64{}}
 }
 
 // parallel does all the work with so many workers, and stops at the first error.
@@ -162,7 +155,7 @@ func (p *Plan) traffic(c *Cell) sim.Traffic {
 }
 
 // rateKey names what the capacity of a cell depends on.
-func (r *runner) rateKey(c *Cell) (string, error) {
+func (r *runner) rateKey(c *Cell) string {
 	duration, warmUp := r.times(c)
 	trace := ""
 	if c.Workload == Trace {
@@ -176,10 +169,7 @@ func (r *runner) findRates(ctx context.Context) error {
 	var cells []*Cell
 	for i := range r.Cells {
 		c := &r.Cells[i]
-		key, err := r.rateKey(c)
-		if err != nil {
-			return err
-		}
+		key := r.rateKey(c)
 		if _, known := r.rates[key]; !known && c.Rate == 0 {
 			r.rates[key] = 0
 			cells = append(cells, c)
@@ -189,10 +179,6 @@ func (r *runner) findRates(ctx context.Context) error {
 }
 
 func (r *runner) findRate(ctx context.Context, c *Cell) error {
-	key, err := r.rateKey(c)
-	if err != nil {
-		return err
-	}
 	_, warmUp := r.times(c)
 	first := float64(c.Replicas)
 	if c.Workload == Trace {
@@ -206,22 +192,19 @@ func (r *runner) findRate(ctx context.Context, c *Cell) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.rates[key] = rate
+	r.rates[r.rateKey(c)] = rate
 	r.Log(fmt.Sprintf("%s: capacity %.4g", c.Name, rate))
 	return nil
 }
 
 // groups is the work that is left, in the order of seeds.
-func (r *runner) groups() ([]*group, error) {
+func (r *runner) groups() []*group {
 	var groups []*group
 	for seed := uint64(1); seed <= uint64(r.Seeds); seed++ {
 		for i := range r.Cells {
 			g := &group{cell: &r.Cells[i], seed: seed}
 			for _, one := range g.cell.runs(r.Policies) {
-				e, err := r.entry(g, one)
-				if err != nil {
-					return nil, err
-				}
+				e := r.entry(g, one)
 				r.all++
 				if r.kept(e) {
 					r.done++
@@ -237,21 +220,18 @@ func (r *runner) groups() ([]*group, error) {
 	r.Log(fmt.Sprintf("%d of %d runs are there", r.done, r.all))
 	r.all -= r.done
 	r.done = 0
-	return groups, nil
+	return groups
 }
 
 // entry is a run yet without a result.
-func (r *runner) entry(g *group, one combination) (*Entry, error) {
-	key, err := r.rateKey(g.cell)
-	if err != nil {
-		return nil, err
-	}
+func (r *runner) entry(g *group, one combination) *Entry {
+	key := r.rateKey(g.cell)
 	e := &Entry{Cell: *g.cell, Policy: one.policy, Clients: one.clients, Seed: g.seed, Rate: g.cell.Rate}
 	if e.Rate == 0 {
 		e.Rate = r.rates[key] * g.cell.Load
 	}
-	e.Arguments, err = hashed(r.Code, key, e.Cell, one.policy, one.clients, g.seed, e.Rate)
-	return e, err
+	e.Arguments = hashed(r.Code, key, e.Cell, one.policy, one.clients, g.seed, e.Rate)
+	return e
 }
 
 // kept reports whether a run is there.
