@@ -116,7 +116,7 @@ func (r *chaosRun) check(c *cobra.Command) error {
 		positive("speed", r.Speed),
 		atLeast("sessions", r.Sessions, r.Replicas), atLeast("prompt", r.PromptTokens, 1),
 		atLeast("output", r.OutputTokens, 1),
-		atLeast("turns", r.Turns, 1), positive("timeout", r.Timeout.Seconds()), positive("late", r.Late.Seconds()),
+		atLeast("turns", r.Turns, 1), positive("timeout", r.Timeout), positive("late", r.Late),
 	)
 	if err != nil {
 		return err

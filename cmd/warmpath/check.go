@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -34,7 +35,7 @@ func oneOf(flag, value string, choices []string) error {
 }
 
 // atLeast refuses numbers below a bound.
-func atLeast[N int | float64](flag string, value, least N) error {
+func atLeast[N int | float64 | time.Duration](flag string, value, least N) error {
 	if !(value >= least) {
 		return usagef("--%s: %v is less than %v", flag, value, least)
 	}
@@ -42,8 +43,8 @@ func atLeast[N int | float64](flag string, value, least N) error {
 }
 
 // positive refuses what is not a positive number.
-func positive(flag string, value float64) error {
-	if !(value > 0) || math.IsInf(value, 0) {
+func positive[N float64 | time.Duration](flag string, value N) error {
+	if !(value > 0) || math.IsInf(float64(value), 0) {
 		return usagef("--%s: %v is not a positive number", flag, value)
 	}
 	return nil

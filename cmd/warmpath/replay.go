@@ -75,15 +75,11 @@ func (r *replay) load(c *cobra.Command) ([]workload.Request, error) {
 	err := first(
 		required(c, "trace", "format", "target"), oneOf("format", r.format, workload.Formats),
 		oneOf("dialect", r.Dialect, drive.Dialects()), atLeast("limit", r.limit, 0), positive("speed", r.Speed),
-		positive("rate-scale", r.rateScale), r.checkTarget(), r.check(),
+		positive("rate-scale", r.rateScale), r.checkTarget(), r.check(), atLeast("jitter", r.jitter, 0),
+		atLeast("warm-up", r.WarmUp, 0), atLeast("timeout", r.Timeout, 0), positive("connect-timeout", r.Connect),
 	)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case r.jitter < 0 || r.WarmUp < 0 || r.Timeout < 0:
-		return nil, usagef("--jitter, --warm-up, --timeout: a time is negative")
-	case r.Connect <= 0:
-		return nil, usagef("--connect-timeout: %v is not positive", r.Connect)
 	}
 	rs, err := workload.LoadFile(r.trace, r.format)
 	if err != nil {

@@ -126,7 +126,11 @@ func (s *simulate) check(c *cobra.Command) error {
 		s.checkSource(c), atLeast("replicas", s.Replicas, 1), atLeast("clients", s.Clients, 1),
 		someOf("policies", s.policies, sim.Policies()),
 		atLeast("seeds", s.seeds, 1), atLeast("copies", s.traffic.Copies, 1), positive("load", s.load),
-		positive("rate-scale", s.rateScale),
+		positive("rate-scale", s.rateScale), atLeast("rate", s.perSecond, 0), atLeast("jitter", s.traffic.Jitter, 0),
+		atLeast("warmup", s.WarmUp, 0), atLeast("patience", s.Patience, 0),
+		atLeast("max-ongoing", s.Channel.MaxOngoingRequests, 0), atLeast("max-queued", float64(s.Channel.MaxQueuedRequests), -1),
+		positive("good-ttft", s.Targets.TTFT), positive("good-tpot", s.Targets.TPOT),
+		atLeast("broadcast-interval", s.Interval, time.Millisecond),
 		oneOf("share", string(s.Share), sim.Shares), s.output.check(),
 	)
 	switch {
@@ -134,18 +138,10 @@ func (s *simulate) check(c *cobra.Command) error {
 		return err
 	case set("load") && (set("rate-scale") || set("rate")):
 		return usagef("--load, --rate-scale, --rate: give one of them")
-	case s.perSecond < 0 || math.IsInf(s.perSecond, 0) || math.IsNaN(s.perSecond):
-		return usagef("--rate: %v is not 0 or more", s.perSecond)
-	case s.Channel.MaxOngoingRequests < 0 || s.Channel.MaxQueuedRequests < -1 || s.Patience < 0:
-		return usagef("--max-ongoing, --max-queued, --patience: one is negative")
+	case math.IsInf(s.perSecond, 0):
+		return usagef("--rate: %v is no rate", s.perSecond)
 	case s.Channel.MaxOngoingRequests == 0 && (s.Channel.MaxQueuedRequests != 0 || s.Patience != 0):
 		return usagef("--max-queued, --patience: nothing waits without --max-ongoing")
-	case s.traffic.Jitter < 0 || s.WarmUp < 0:
-		return usagef("--jitter, --warmup: a time is negative")
-	case s.Targets.TTFT <= 0 || s.Targets.TPOT <= 0:
-		return usagef("--good-ttft, --good-tpot: a time is not positive")
-	case s.Interval < time.Millisecond:
-		return usagef("--broadcast-interval: %v is less than 1ms", s.Interval)
 	case s.seeds > maxSeeds:
 		return usagef("--seeds: %d are more than %d", s.seeds, maxSeeds)
 	case s.traffic.Copies > maxCopies:
