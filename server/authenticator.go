@@ -270,6 +270,11 @@ func (s *Server) principalOf(ctx context.Context) *principal {
 // stream goes on.
 func (s *Server) revoked(ctx context.Context, p *principal) error {
 	now, err := s.authenticator.authenticate(ctx)
+	return replaced(p, now, err)
+}
+
+// replaced returns the status where what identified one principal identifies another one now, or none.
+func replaced(p, now *principal, err error) error {
 	switch {
 	case err != nil:
 		return status.Errorf(codes.Unauthenticated, "the principal is not known any more: %s", status.Convert(err).Message())
@@ -290,7 +295,7 @@ func (s *Server) until(ctx context.Context, p *principal, read <-chan error) err
 		select {
 		case err := <-read:
 			return err
-		case <-s.draining:
+		case <-s.draining.Done():
 			return errDraining
 		case <-moved:
 		}

@@ -7,9 +7,7 @@ import (
 	"sync"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
@@ -62,9 +60,6 @@ func (h frontend) Reading(ctx context.Context, deployment string) endpoint.Readi
 
 // Admitted implements [page.Host].
 func (h frontend) Admitted(r *http.Request) error {
-	p, err := h.authenticator.identify(r.Header.Values("Authorization"), verified(r.TLS))
-	if err == nil && p != h.principalOf(r.Context()) {
-		err = status.Error(codes.Unauthenticated, "the config has another principal for this token or certificate now")
-	}
-	return err
+	now, err := h.authenticator.identify(r.Header.Values("Authorization"), verified(r.TLS))
+	return replaced(h.principalOf(r.Context()), now, err)
 }

@@ -99,7 +99,7 @@ func (s *healthService) Watch(
 		case <-moved:
 		case <-stream.Context().Done():
 			return status.FromContextError(stream.Context().Err()).Err()
-		case <-s.draining:
+		case <-s.draining.Done():
 			if sent != healthpb.HealthCheckResponse_SERVING { // else NOT_SERVING is sent first
 				return errDraining
 			}

@@ -67,7 +67,7 @@ func (s *Server) openHTTP(c *Config) error {
 }
 
 // serving reports whether new requests are taken.
-func (s *Server) serving() bool { return !isClosed(s.draining) }
+func (s *Server) serving() bool { return s.draining.Err() == nil }
 
 // ServeRoutes serves the HTTP endpoint until Shutdown or Close, and returns nil after them. It is an error if the
 // config has no address for it. TLS and principals are those of gRPC; only /healthz needs no principal.
@@ -90,7 +90,7 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 // openPage makes the page, and returns its handler behind the principals.
 func (s *Server) openPage(c *Config) http.Handler {
 	s.page = page.New(frontend{services{Server: s}}, page.Options{
-		Sessions: requestkey.NewSessionKeys(httpendpoint.HeaderSession), MaxBody: c.HTTP.MaxBodyBytes, Done: s.draining,
+		Sessions: requestkey.NewSessionKeys(httpendpoint.HeaderSession), MaxBody: c.HTTP.MaxBodyBytes, Until: s.draining,
 	})
 	return tokenAsPassword(s.authenticator.http(s.page, page.Deny))
 }

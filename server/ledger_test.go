@@ -42,7 +42,7 @@ func TestLedgerAddsUp(t *testing.T) {
 		id := fmt.Sprint(rng.IntN(5))
 		switch c := open[id]; {
 		case c == nil || rng.IntN(50) == 0:
-			open[id], model[id] = l.open(id, now), make(map[uint32]replicaLoad)
+			open[id], model[id] = l.open(id, new(principal), now), make(map[uint32]replicaLoad)
 		case rng.IntN(50) == 0:
 			c.ended, c.at = true, now.Add(-time.Hour)
 			l.count(now)
@@ -84,10 +84,10 @@ func TestLedgerAddsUp(t *testing.T) {
 func TestLedgerIgnoresAWatchThatWasReplaced(t *testing.T) {
 	l := ledger{roster: new(roster)}
 	l.roster.fleetOf("a")
-	old := l.open("x", time.Time{})
+	old := l.open("x", new(principal), time.Time{})
 	l.take(old, &warmpathv1.ReservationReport{Number: 1, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
 	require.Len(t, l.loads(), 1)
-	l.open("x", time.Time{})
+	l.open("x", new(principal), time.Time{})
 	require.Empty(t, l.loads())
 	l.take(old, &warmpathv1.ReservationReport{Number: 2, Loads: loadOf([3]int{1, 1, 1})}, time.Time{})
 	require.Empty(t, l.loads())
@@ -98,7 +98,7 @@ func TestLedgerIsBounded(t *testing.T) {
 	l := ledger{roster: new(roster)}
 	l.roster.fleetOf("a")
 	for i := range 1000 {
-		c := l.open(fmt.Sprint(i), time.Time{})
+		c := l.open(fmt.Sprint(i), new(principal), time.Time{})
 		l.take(c, &warmpathv1.ReservationReport{Number: 1, Loads: &warmpathv1.Loads{
 			Replicas: []uint32{1}, Ongoing: []uint32{1<<32 - 1}, QueuedTokens: []uint64{1<<64 - 1},
 		}}, time.Time{})

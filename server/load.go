@@ -89,24 +89,23 @@ type ledger struct {
 // A client is one that watches, or did until a moment ago.
 type client struct {
 	id        string
-	principal string                 // of its evidence in outlier detection
+	principal *principal
 	lines     map[uint32]replicaLoad // its reported load, by number of the replica
 	last      uint64                 // number of its last report
 	counted   uint64                 // number of the last report in the load in force
 	at        time.Time              // of its last report
 	ended     bool                   // its watch has ended
-	dropped   func()                 // called once when the account is closed; nil = nothing
 }
 
-// open begins a client's account. An earlier one of the same name is dropped.
-func (l *ledger) open(id string, now time.Time) *client {
+// open begins an account of a principal's client. An earlier one of the same name is dropped.
+func (l *ledger) open(id string, p *principal, now time.Time) *client {
 	if l.clients == nil {
 		l.clients = make(map[string]*client)
 	}
 	if old := l.clients[id]; old != nil {
 		l.drop(old)
 	}
-	c := &client{id: id, lines: make(map[uint32]replicaLoad), at: now}
+	c := &client{id: id, principal: p, lines: make(map[uint32]replicaLoad), at: now}
 	l.clients[id] = c
 	return c
 }
@@ -163,9 +162,7 @@ func (l *ledger) drop(c *client) {
 	}
 	l.clear(c)
 	delete(l.clients, c.id)
-	if c.dropped != nil {
-		c.dropped()
-	}
+	c.principal.accounts.Add(-1)
 }
 
 // close closes all accounts.

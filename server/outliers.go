@@ -89,7 +89,7 @@ func (d *deployment) eject(rt *router.Router, now time.Time) {
 			e.state, e.probed, changed = state, time.Time{}, true
 		}
 		if state == outlier.HalfOpen && e.passProbe(m, &d.balance.ledger, now, func(c *client) bool {
-			return rt.Outliers().Accuses(rt.Outlier(rep), c.principal)
+			return rt.Outliers().Accuses(rt.Outlier(rep), c.principal.name)
 		}) {
 			changed = true
 		}

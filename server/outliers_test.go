@@ -382,7 +382,7 @@ func TestMetricsOfOutliers(t *testing.T) {
 func TestProbersInOrder(t *testing.T) {
 	l := ledger{roster: new(roster)}
 	for i := range 100 {
-		l.open(fmt.Sprintf("%02d", i), time.Time{})
+		l.open(fmt.Sprintf("%02d", i), new(principal), time.Time{})
 	}
 	calls := 0
 	accuses := func(c *client) bool { calls++; return c.id < "10" }

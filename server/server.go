@@ -53,11 +53,11 @@ type Server struct {
 	membership    membership
 	tracer        trace.Tracer
 	grpc          *grpc.Server
-	http          *http.Server  // nil without an address for it
-	maxHTTP       int           // its connections
-	page          *page.Page    // nil without an address for HTTP
-	draining      chan struct{} // closed when streams are to end
-	drain         func()
+	http          *http.Server    // nil without an address for it
+	maxHTTP       int             // its connections
+	page          *page.Page      // nil without an address for HTTP
+	draining      context.Context // ends when streams are to end
+	drain         context.CancelFunc
 
 	// deployments is replaced under mu and read without it.
 	deployments atomic.Pointer[map[string]*deployment]
@@ -90,10 +90,10 @@ func New(c *Config, o Options) (*Server, error) {
 	}
 	s := &Server{
 		log: o.Logger, now: o.now, incarnation: rand.Text(),
-		first: *c, authenticator: newAuthenticator(o.Logger), draining: make(chan struct{}),
+		first: *c, authenticator: newAuthenticator(o.Logger),
 		began: o.now(), recorder: recorder, tracer: o.Tracer.Tracer(telemetry.Scope),
 	}
-	s.drain = sync.OnceFunc(func() { close(s.draining) })
+	s.draining, s.drain = context.WithCancel(context.Background())
 	s.deployments.Store(&map[string]*deployment{})
 	if s.certs, err = openCertificates(c.TLS, "tls", o.Logger); err != nil {
 		return nil, err

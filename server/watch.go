@@ -102,16 +102,13 @@ func (d *deployment) watch(p *principal, start *warmpathv1.WatchStart) (*watcher
 	if start.GetLoad() && d.balance.ledger.empty() {
 		d.balance.unsettle(time.Duration(d.limits.Load().LoadInterval), d.now())
 	}
-	c := d.balance.ledger.open(id, d.now())
-	c.dropped = func() { p.accounts.Add(-1) }
 	w := &watcher{
-		deployment: d, principal: p, client: c,
+		deployment: d, principal: p, client: d.balance.ledger.open(id, p, d.now()),
 		index: start.GetIndex(), load: start.GetLoad(), incarnation: d.life,
 	}
 	if start.GetIncarnation() == d.life {
 		w.fleet, w.config, w.cache = start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()
 	}
-	c.principal = w.principal.name
 	return w, nil
 }
 
@@ -236,7 +233,7 @@ func (s *Server) broadcast(w *watcher, stream watchStream, read <-chan error) er
 		case <-alive.C:
 		case err := <-read:
 			return err
-		case <-s.draining:
+		case <-s.draining.Done():
 		}
 	}
 }

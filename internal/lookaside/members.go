@@ -72,15 +72,11 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 	m.known = true
 	left = slices.Clone(u.GetRemoved())
 	if u.GetSnapshot() {
-		there := make(map[uint32]bool, len(u.GetReplicas()))
+		gone := maps.Clone(m.named)
 		for _, r := range u.GetReplicas() {
-			there[r.GetNumber()] = true
+			delete(gone, r.GetNumber())
 		}
-		for n := range m.named {
-			if !there[n] {
-				left = append(left, n)
-			}
-		}
+		left = slices.AppendSeq(left, maps.Keys(gone))
 	}
 	for _, n := range left {
 		if r, ok := m.named[n]; ok {

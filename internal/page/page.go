@@ -37,8 +37,8 @@ type Options struct {
 	Sessions *requestkey.SessionKeys
 	// MaxBody bounds the body of a question, in bytes.
 	MaxBody int
-	// Done is closed when streams are to end.
-	Done <-chan struct{}
+	// Until ends when streams are to end.
+	Until context.Context
 }
 
 // A Page serves the page. Safe for use by many goroutines.
@@ -176,10 +176,11 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // the time to read a request is no bound on its answer
-	tick := time.NewTicker(updated)
-	defer tick.Stop()
+	ctx, cancel := context.WithCancel(r.Context())
+	defer cancel()
+	defer context.AfterFunc(p.options.Until, cancel)()
 	var last []byte
-	for {
+	for range pause.Every(ctx, updated) {
 		next, err := p.update(r)
 		if err != nil {
 			return
@@ -190,13 +191,6 @@ func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
 			if _, err := w.Write(event(next)); err != nil || conn.Flush() != nil {
 				return
 			}
-		}
-		select {
-		case <-r.Context().Done():
-			return
-		case <-p.options.Done:
-			return
-		case <-tick.C:
 		}
 	}
 }

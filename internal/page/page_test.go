@@ -42,7 +42,7 @@ func (f *fixed) Admitted(*http.Request) error { return nil }
 func newPage(t *testing.T, f *fixed) *Page {
 	t.Helper()
 	sessions := requestkey.NewSessionKeys("x-session-id")
-	return New(f, Options{Sessions: sessions, MaxBody: 1 << 20, Done: t.Context().Done()})
+	return New(f, Options{Sessions: sessions, MaxBody: 1 << 20, Until: t.Context()})
 }
 
 // statusAt is a status after s seconds: a hundred decisions and a thousand prompt tokens each.

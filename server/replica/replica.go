@@ -4,6 +4,8 @@ import (
 	"cmp"
 	crand "crypto/rand"
 	"fmt"
+	"log/slog"
+	"math"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -16,6 +18,7 @@ import (
 	"google.golang.org/grpc/health"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/admission"
 )
 
 // A Replica is this process as clients and look-aside servers see it. Its methods may be called from any goroutine.
@@ -106,4 +109,79 @@ func (r *Replica) reachedAt(l net.Addr) error {
 	}
 	r.own, err = settle(r.own, l.String())
 	return err
+}
+
+// Config describes the replica. Its zero value counts calls, refuses none, and registers nowhere.
+type Config struct {
+	// Replica is the entry to register, as in a fleet file. Address is host:port as clients reach it; default: the
+	// listener's, if clients can use it. The id defaults to the address: set one if that changes from one start to the
+	// next. MaxOngoing bounds the calls in the handlers; 0 = no bound.
+	Replica policy.Attributes
+	// KVTokens is the size of the KV cache in tokens; 0 = not known.
+	KVTokens int
+
+	// Servers are the look-aside servers to register with, as gRPC targets: all of those that serve the deployment.
+	Servers []string
+	// DialOptions are for the connections to Servers, transport credentials among them.
+	DialOptions []grpc.DialOption
+	// Deployment to register in; empty = the servers' only one.
+	Deployment string
+	// Lease is how long a server keeps the replica without a heartbeat: 1 s to 1 h; 0 = 10 s.
+	Lease time.Duration
+
+	// DrainNotice is how long new calls are still served after the replica has reported that it drains, until the clients
+	// have the report; default 1 s, negative = no time.
+	DrainNotice time.Duration
+	// DrainTimeout is how long calls under way may take after that; default 30 s. The rest is cut off.
+	DrainTimeout time.Duration
+
+	// Load returns the engine's load, at the end of every call, for every heartbeat and for load_poll; nil = the
+	// interceptors' count. It is called from many goroutines, and must neither block nor take long.
+	Load func() Load
+	// Stats returns free-form numbers for custom policies, for every heartbeat; nil = none. The map must not be written
+	// afterwards. Called from one goroutine per server.
+	Stats func() map[string]float64
+	// Counts reports whether a method is a call for the model; others, like Abort, are neither counted nor refused, and
+	// carry no load. nil = all. gRPC's own services never count. Called from many goroutines.
+	Counts func(fullMethod string) bool
+	// OmitLoad leaves the load out of the trailers and out of band, for servers that send ORCA reports of their own.
+	OmitLoad bool
+	// Logger logs registrations and their failures; default [slog.Default].
+	Logger *slog.Logger
+}
+
+const minLease, maxLease = time.Second, time.Hour
+
+// withDefaults fills in what is empty and checks the rest; errors name the field.
+func (c Config) withDefaults() (Config, error) {
+	c.DrainNotice = max(cmp.Or(c.DrainNotice, time.Second), 0)
+	c.DrainTimeout = cmp.Or(c.DrainTimeout, 30*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	switch {
+	case c.DrainTimeout < 0:
+		return c, fmt.Errorf("replica: DrainTimeout: %v is less than 0", c.DrainTimeout)
+	case c.Lease != 0 && (c.Lease < minLease || c.Lease > maxLease):
+		return c, fmt.Errorf("replica: Lease: %v is not between %v and %v", c.Lease, minLease, maxLease)
+	case c.Replica.MaxOngoing > math.MaxInt32:
+		return c, fmt.Errorf("replica: Replica: max_ongoing_requests: %d is more than %d", c.Replica.MaxOngoing,
+			math.MaxInt32)
+	case c.KVTokens < 0 || c.KVTokens > math.MaxInt32:
+		return c, fmt.Errorf("replica: KVTokens: %d is not between 0 and %d", c.KVTokens, math.MaxInt32)
+	}
+	settled, err := settle(c.Replica, cmp.Or(c.Replica.Address, "127.0.0.1:1"))
+	if c.Replica.Address != "" { // else the listener's is not known yet
+		c.Replica = settled
+	}
+	return c, err
+}
+
+// settle returns a replica at an address with its defaults, as a fleet file would have it.
+func settle(r policy.Attributes, address string) (policy.Attributes, error) {
+	r.Address = address
+	if err := admission.Admit(&r); err != nil {
+		return r, fmt.Errorf("replica: Replica: %w", err)
+	}
+	return r, nil
 }

@@ -56,10 +56,8 @@ func (u *usageReader) add(chunk []byte) {
 		u.addMessages(chunk)
 	default:
 		const half = maxKept / 2
-		switch over := len(u.kept)+len(chunk) > maxKept; {
-		case over && len(chunk) > half:
-			u.kept, chunk = u.kept[:0], chunk[len(chunk)-half:]
-		case over:
+		chunk = chunk[max(len(chunk)-half, 0):]
+		if len(u.kept)+len(chunk) > maxKept {
 			u.kept = append(u.kept[:0], u.kept[len(u.kept)-half:]...)
 		}
 		u.kept = append(u.kept, chunk...)
