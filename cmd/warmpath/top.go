@@ -33,7 +33,8 @@ func newTop() *cobra.Command {
 		Long: "top reads the status of a look-aside server again and again, and shows replicas, load, cached tokens and\n" +
 			"decisions by reason, with rates since the last reading. It ends on interrupt; with --once after the first table.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := first(required(c, "server"), positive("interval", t.interval), positive("timeout", t.timeout)); err != nil {
+			err := first(required(c, "server"), positive("interval", t.interval), positive("timeout", t.timeout))
+			if err != nil {
 				return err
 			}
 			conn, err := t.dial.dial(t.server)

@@ -96,8 +96,7 @@ func (c *CellResults) write(b *strings.Builder, alone []*Row) {
 		r := &c.Rows[i]
 		seeds := r.seeds()
 		fmt.Fprintf(b, "| `%s` | %d | %d | %s | %s | %s | %s | %s | %s | %s |", r.Policy, r.Clients, len(seeds),
-			ttftMean.plusMinus(r, seeds), ttftP99.plusMinus(r, seeds), tpotMean.plusMinus(r, seeds),
-			goodput.percent(r, seeds), cached.percent(r, seeds),
+			ttftMean.show(r, seeds), ttftP99.show(r, seeds), tpotMean.show(r, seeds), goodput.show(r, seeds), cached.show(r, seeds),
 			dotted(ratios(r, c.rivals(r))), dotted(ratios(r, alone)))
 		for _, s := range shown {
 			mean, _ := average(seeds, func(seed uint64) float64 { return s.of(r.Runs[seed]) })
@@ -116,24 +115,18 @@ func dotted(ratios []float64) string {
 	return strings.Join(all, " · ")
 }
 
-// plusMinus is a time with half of its spread, if there is one.
-func (f *figure) plusMinus(r *Row, seeds []uint64) string {
+// show writes a figure with half of its spread, if there is one.
+func (f *figure) show(r *Row, seeds []uint64) string {
 	mean, spread := f.over(r, seeds)
-	digits := 0
-	if mean < 100 {
-		digits = 1
+	digits := 1
+	if f.unit == percent {
+		mean, spread = 100*mean, 100*spread
+	} else if mean >= 100 {
+		digits = 0
 	}
-	if len(seeds) == 1 {
-		return fmt.Sprintf("%.*f", digits, mean)
+	text := fmt.Sprintf("%.*f", digits, mean)
+	if len(seeds) > 1 {
+		text += fmt.Sprintf(" ± %.*f", digits, spread/2)
 	}
-	return fmt.Sprintf("%.*f ± %.*f", digits, mean, digits, spread/2)
-}
-
-// percent is a share with half of its spread, if there is one.
-func (f *figure) percent(r *Row, seeds []uint64) string {
-	mean, spread := f.over(r, seeds)
-	if len(seeds) == 1 {
-		return fmt.Sprintf("%.1f %%", 100*mean)
-	}
-	return fmt.Sprintf("%.1f ± %.1f %%", 100*mean, 50*spread)
+	return text + f.unit
 }

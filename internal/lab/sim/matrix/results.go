@@ -100,14 +100,18 @@ type figure struct {
 	of     func(*drive.Result) float64
 	better float64 // 1 if more is better, -1 if less is
 	floor  float64 // counts for all that is below
+	unit   string
 }
 
+// percent is the unit of a share.
+const percent = " %"
+
 var (
-	ttftMean = figure{"TTFT mean", func(r *drive.Result) float64 { return r.TTFT.Mean }, -1, 0.001}
-	ttftP99  = figure{"TTFT p99", func(r *drive.Result) float64 { return r.TTFT.P99 }, -1, 0.001}
-	tpotMean = figure{"time per token", func(r *drive.Result) float64 { return r.TPOT.Mean }, -1, 0.001}
-	goodput  = figure{"goodput", func(r *drive.Result) float64 { return r.Goodput }, 1, leastGoodput}
-	cached   = figure{"cached tokens", func(r *drive.Result) float64 { return r.CachedTokenRatio }, 1, 0.01}
+	ttftMean = figure{"TTFT mean", func(r *drive.Result) float64 { return r.TTFT.Mean }, -1, 0.001, ""}
+	ttftP99  = figure{"TTFT p99", func(r *drive.Result) float64 { return r.TTFT.P99 }, -1, 0.001, ""}
+	tpotMean = figure{"time per token", func(r *drive.Result) float64 { return r.TPOT.Mean }, -1, 0.001, ""}
+	goodput  = figure{"goodput", func(r *drive.Result) float64 { return r.Goodput }, 1, leastGoodput, percent}
+	cached   = figure{"cached tokens", func(r *drive.Result) float64 { return r.CachedTokenRatio }, 1, 0.01, percent}
 )
 
 // compared are the figures of a Mean.
