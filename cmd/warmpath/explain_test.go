@@ -132,7 +132,7 @@ func TestExplainTokens(t *testing.T) {
 	code, stdout, _ = ask("--prompt", "hello world")
 	require.Equal(t, exitOK, code)
 	require.Contains(t, stdout, "2 tokens (of the tokenizer, from [15339 1917] on)")
-	code, _, stderr = ask("--prompt", "hello world", "--policy", "kv_aware")
+	code, stdout, stderr = ask("--prompt", "hello world", "--policy", "kv_aware")
 	require.Equal(t, exitOK, code, stderr)
 	require.Contains(t, stdout, "2 tokens (of the tokenizer")
 	code, stdout, _ = ask("--prompt", "not UTF-8: \xFD")
