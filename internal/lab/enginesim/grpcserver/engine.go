@@ -55,7 +55,7 @@ func (e *engineService) Generate(r *enginepb.GenerateRequest,
 		}
 		return &enginepb.GenerateResponse{Response: &enginepb.GenerateResponse_Complete{Complete: complete}}
 	}
-	return e.srv.run(stream.Context(), stream, p, asSMG(stream, r.GetStream(), chunk, end))
+	return e.srv.run(stream.Context(), p, asSMG(stream, r.GetStream(), chunk, end))
 }
 
 // asSMG passes on the tokens of a call as SMG's servicers do: a stream has a chunk for each token, and its end repeats

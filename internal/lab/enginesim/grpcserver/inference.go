@@ -25,7 +25,7 @@ type inferenceService struct {
 // Generate implements the service.
 func (s *inferenceService) Generate(ctx context.Context, r *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
 	var out *vllmpb.GenerateResponse
-	err := s.generate(ctx, unaryCall{ctx}, r, func(c *enginesim.Call, l *leg, _, to int, done bool) error {
+	err := s.generate(ctx, r, func(c *enginesim.Call, l *leg, _, to int, done bool) error {
 		if done {
 			out = response(c, l, 0, to, true)
 			out.PromptInfo = promptInfo(c)
@@ -42,7 +42,7 @@ func (s *inferenceService) Generate(ctx context.Context, r *vllmpb.GenerateReque
 func (s *inferenceService) GenerateStream(r *vllmpb.GenerateRequest,
 	stream grpc.ServerStreamingServer[vllmpb.GenerateResponse]) error {
 	first := true
-	return s.generate(stream.Context(), stream, r, func(c *enginesim.Call, l *leg, from, to int, done bool) error {
+	return s.generate(stream.Context(), r, func(c *enginesim.Call, l *leg, from, to int, done bool) error {
 		for i := from; i < to || (done && i == to); i++ {
 			last := done && i >= to-1
 			m := response(c, l, i, min(i+1, to), last)
@@ -57,7 +57,7 @@ func (s *inferenceService) GenerateStream(r *vllmpb.GenerateRequest,
 	})
 }
 
-func (s *inferenceService) generate(ctx context.Context, stream trailerSetter, r *vllmpb.GenerateRequest,
+func (s *inferenceService) generate(ctx context.Context, r *vllmpb.GenerateRequest,
 	on func(c *enginesim.Call, l *leg, from, to int, done bool) error,
 ) error {
 	if r.GetText() == "" && len(r.GetTokenIds().GetIds()) == 0 {
@@ -71,7 +71,7 @@ func (s *inferenceService) generate(ctx context.Context, stream trailerSetter, r
 	if err != nil {
 		return err
 	}
-	return s.srv.run(ctx, stream, prompt{
+	return s.srv.run(ctx, prompt{
 		leg: l, id: r.GetRequestId(), ids: r.GetTokenIds().GetIds(), text: r.GetText(), output: output, model: r.GetModel(),
 		adapter: r.GetLoraName(), salt: r.GetKv().GetCacheSalt(), bypass: r.GetKv().GetBypassPrefixCache(),
 	}, func(c *enginesim.Call, from, to int, done bool) error { return on(c, l, from, to, done) })

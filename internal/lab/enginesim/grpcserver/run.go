@@ -16,21 +16,6 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// trailerSetter is what both kinds of call offer: a stream, or a unary call's context.
-type trailerSetter interface {
-	SetTrailer(metadata.MD)
-	SendHeader(metadata.MD) error
-}
-
-// unaryCall makes a unary call look like a stream.
-type unaryCall struct{ ctx context.Context }
-
-// SetTrailer sets the trailer; it can only fail outside a call.
-func (u unaryCall) SetTrailer(md metadata.MD) { _ = grpc.SetTrailer(u.ctx, md) }
-
-// SendHeader sends the headers.
-func (u unaryCall) SendHeader(md metadata.MD) error { return grpc.SendHeader(u.ctx, md) }
-
 // prompt is a request of either dialect.
 type prompt struct {
 	id      string
@@ -46,15 +31,14 @@ type prompt struct {
 
 // run takes a request through the engine. It calls on for every batch of new tokens [from, to), and once more
 // with done set when the call has ended by itself or by Abort; on may be called with no new tokens then.
-func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
-	on func(c *enginesim.Call, from, to int, done bool) error) error {
+func (s *Server) run(ctx context.Context, p prompt, on func(c *enginesim.Call, from, to int, done bool) error) error {
 	if s.cfg.ServedModel != "" && p.model != "" && p.model != s.cfg.ServedModel {
 		return status.Errorf(codes.NotFound, "model %q is not served here, %q is", p.model, s.cfg.ServedModel)
 	}
 	if err := checkRank(ctx); err != nil {
 		return err
 	}
-	if err := s.enter(stream); err != nil {
+	if err := s.enter(ctx); err != nil {
 		return err
 	}
 	defer s.leave()
@@ -77,10 +61,10 @@ func (s *Server) run(ctx context.Context, stream trailerSetter, p prompt,
 		if l := p.leg; l != nil && !l.held {
 			call.Release() // of a prefill leg that is given up after its last token
 		}
-		stream.SetTrailer(figures(call.Result()))
+		_ = grpc.SetTrailer(ctx, figures(call.Result())) // fails outside of a call only
 	}()
 	if s.cfg.EarlyHeaders {
-		if err := stream.SendHeader(nil); err != nil {
+		if err := grpc.SendHeader(ctx, nil); err != nil {
 			return err
 		}
 	}

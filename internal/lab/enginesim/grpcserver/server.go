@@ -249,13 +249,13 @@ func (s *Server) count(l *leg) {
 }
 
 // enter counts a call in, or refuses it because the server is full.
-func (s *Server) enter(stream trailerSetter) error {
+func (s *Server) enter(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := s.counts.Ongoing; s.cfg.MaxOngoing > 0 && n >= s.cfg.MaxOngoing {
 		s.counts.Rejected++
 		b, _ := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(n), MaxOngoing: uint32(s.cfg.MaxOngoing)}) // two numbers
-		stream.SetTrailer(metadata.Pairs(warmpathv1.TrailerRejection, string(b)))
+		_ = grpc.SetTrailer(ctx, metadata.Pairs(warmpathv1.TrailerRejection, string(b)))                       // fails outside of a call only
 		return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d", n, s.cfg.MaxOngoing)
 	}
 	s.counts.Ongoing++

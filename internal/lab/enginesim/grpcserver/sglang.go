@@ -62,7 +62,7 @@ func (e *sglangService) Generate(r *sglangpb.GenerateRequest,
 			RequestId: r.GetRequestId(), Response: &sglangpb.GenerateResponse_Complete{Complete: complete},
 		}
 	}
-	return e.srv.run(stream.Context(), stream, p, asSMG(stream, r.GetStream(), chunk, end))
+	return e.srv.run(stream.Context(), p, asSMG(stream, r.GetStream(), chunk, end))
 }
 
 // Abort implements the service.
