@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/httpendpoint"
@@ -75,7 +74,6 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 	if s.http == nil {
 		return errors.New("http.listen: the config has none")
 	}
-	defer s.recordPage()()
 	lis = newBoundedListener(lis, s.maxHTTP, s.log)
 	if s.certs != nil { // one request at a time for each connection: the bound on connections bounds the requests
 		lis = tls.NewListener(lis, s.certs.config("http/1.1"))
@@ -87,12 +85,14 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 	return err
 }
 
-// openPage makes the page, and returns its handler behind the principals.
+// openPage makes the page, which keeps what its charts show from then on, and returns its handler behind the principals.
 func (s *Server) openPage(c *Config) http.Handler {
-	s.page = page.New(frontend{services{Server: s}}, page.Options{
+	p := page.New(frontend{services{Server: s}}, page.Options{
 		Sessions: requestkey.NewSessionKeys(httpendpoint.HeaderSession), MaxBody: c.HTTP.MaxBodyBytes, Until: s.draining,
 	})
-	return tokenAsPassword(s.authenticator.http(s.page, page.Deny))
+	ctx := context.WithValue(s.draining, principalKey{}, s.authenticator.unrestricted)
+	s.recording.Go(func() { p.Record(ctx) })
+	return tokenAsPassword(s.authenticator.http(p, page.Deny))
 }
 
 // tokenAsPassword lets browsers send a token, as the password of any name. Only the page accepts it, since browsers add
@@ -105,16 +105,4 @@ func tokenAsPassword(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r)
 	})
-}
-
-// recordPage keeps what the page's charts show until the function that it returns has returned.
-func (s *Server) recordPage() (end func()) {
-	ctx := context.WithValue(context.Background(), principalKey{}, s.authenticator.unrestricted)
-	ctx, cancel := context.WithCancel(ctx)
-	var recording sync.WaitGroup
-	recording.Go(func() { s.page.Record(ctx) })
-	return func() {
-		cancel()
-		recording.Wait()
-	}
 }

@@ -70,11 +70,7 @@ func (d *deployment) pollLoad(ctx context.Context, c *Deployment) {
 	if c.LoadPoll == "" {
 		return
 	}
-	source, err := loadpoll.Parse(c.LoadPoll, c.LoadPages)
-	if err != nil {
-		d.log.Error("warmpath: load is not polled", "error", err) // cannot happen: the config was checked
-		return
-	}
+	source, _ := loadpoll.Parse(c.LoadPoll, c.LoadPages) // the config was checked
 	defer source.Close()
 	d.poll(ctx, "load_poll", loadpoll.New(loadpoll.Options[load.Report]{
 		Interval: pollInterval, Longest: maxPollInterval, Timeout: probeTimeout,

@@ -23,7 +23,6 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/reflection"
 
-	"github.com/warmpath/warmpath/internal/page"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -55,7 +54,7 @@ type Server struct {
 	grpc          *grpc.Server
 	http          *http.Server    // nil without an address for it
 	maxHTTP       int             // its connections
-	page          *page.Page      // nil without an address for HTTP
+	recording     sync.WaitGroup  // what the page shows
 	draining      context.Context // ends when streams are to end
 	drain         context.CancelFunc
 
@@ -224,6 +223,7 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // Close ends everything at once.
 func (s *Server) Close() {
 	s.drain()
+	s.recording.Wait()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

@@ -23,7 +23,7 @@ type Chart struct {
 	Title, XUnit, YUnit string
 	Lines               []Line
 	LogX                bool
-	MinX, MaxX, MaxY    float64
+	MinX, MaxY          float64
 }
 
 // Colors is how many lines have a color of their own; further ones are dashed.
@@ -48,12 +48,10 @@ type drawing struct {
 
 func (c Chart) draw() drawing {
 	d := drawing{Chart: c}
-	low, high, top := c.MinX, c.MaxX, c.MaxY
+	low, high, top := c.MinX, 0.0, c.MaxY
 	for _, l := range c.Lines {
 		for i, x := range l.X {
-			if c.MaxX == 0 {
-				high = max(high, x)
-			}
+			high = max(high, x)
 			if c.LogX && (low == 0 || x < low) {
 				low = x
 			}

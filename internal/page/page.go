@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -48,8 +47,7 @@ type Page struct {
 	history history
 	mux     *http.ServeMux
 
-	streams   atomic.Int64 // under way
-	recording sync.Mutex   // held by the call of Record that keeps samples
+	streams atomic.Int64 // under way
 }
 
 // updated is how often a stream looks for changes.
@@ -119,12 +117,8 @@ func Deny(w http.ResponseWriter, err error) {
 	http.Error(w, status.Convert(err).Message(), endpoint.RefusalOf(err).Code)
 }
 
-// Record keeps samples for the charts until the context ends. A second call at the same time does nothing.
+// Record keeps samples for the charts until the context ends.
 func (p *Page) Record(ctx context.Context) {
-	if !p.recording.TryLock() {
-		return
-	}
-	defer p.recording.Unlock()
 	for range pause.Every(ctx, sampled) {
 		if s, err := p.host.GetStatus(ctx, new(warmpathv1.GetStatusRequest)); err == nil {
 			p.history.add(s)
