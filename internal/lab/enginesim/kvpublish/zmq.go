@@ -82,19 +82,19 @@ func (p *Publisher) open(raw net.Conn, kind zmq4.SocketType, serve func(*zmq4.Co
 
 // publish sends what comes from now on to one subscriber.
 func (p *Publisher) publish(conn *zmq4.Conn) {
-	ctx, end := context.WithCancel(p.ctx)
-	defer end()
-	topics := make(chan string, 1)
-	p.all.Go(func() {
-		defer end()
-		subscriptions(conn, topics)
-	})
-	var topic string
-	select {
-	case topic = <-topics:
-	case <-ctx.Done():
+	topic, err := subscription(conn)
+	if err != nil {
 		return
 	}
+	ctx, end := context.WithCancel(p.ctx)
+	defer end()
+	p.all.Go(func() { // reads until the connection breaks
+		defer end()
+		defer conn.Close()
+		for err := error(nil); err == nil; {
+			_, err = conn.RecvMsg()
+		}
+	})
 	if !strings.HasPrefix(p.c.Topic, topic) {
 		<-ctx.Done()
 		return
@@ -118,19 +118,15 @@ func (p *Publisher) publish(conn *zmq4.Conn) {
 	}
 }
 
-// subscriptions hands on the first topic that is subscribed to, and reads until the connection breaks.
-func subscriptions(conn *zmq4.Conn, topics chan<- string) {
+// subscription reads up to the first topic that is subscribed to.
+func subscription(conn *zmq4.Conn) (topic string, err error) {
 	for {
 		msg, err := conn.RecvMsg()
 		if err != nil {
-			conn.Close()
-			return
+			return "", err
 		}
 		if len(msg.Frames) == 1 && len(msg.Frames[0]) > 0 && msg.Frames[0][0] == 1 {
-			select {
-			case topics <- string(msg.Frames[0][1:]):
-			default:
-			}
+			return string(msg.Frames[0][1:]), nil
 		}
 	}
 }
