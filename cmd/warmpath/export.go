@@ -74,12 +74,11 @@ func startExport(ctx context.Context, listen string, pprof bool, out serveOutput
 		options = append(options, sdkmetric.WithReader(reader))
 	}
 	if listen != "" {
-		reader, page, err := metricsPage()
+		pages, write := http.NewServeMux(), 2*scrapeTimeout
+		reader, err := addMetrics(pages)
 		if err != nil {
 			return x, fmt.Errorf("metrics: %w", err)
 		}
-		pages, write := http.NewServeMux(), 2*scrapeTimeout
-		pages.Handle("/", page)
 		if pprof {
 			write = 0 // a profile takes as long as its request sets
 			addPprof(pages)
@@ -109,19 +108,15 @@ func (x *exporting) end() {
 	}
 }
 
-// metricsPage is the page for Prometheus, and what collects for it.
-func metricsPage() (sdkmetric.Reader, http.Handler, error) {
+// addMetrics adds the page for Prometheus, and returns what collects for it.
+func addMetrics(pages *http.ServeMux) (sdkmetric.Reader, error) {
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	reader, err := otelprometheus.New(otelprometheus.WithRegisterer(registry), otelprometheus.WithoutScopeInfo())
-	if err != nil {
-		return nil, nil, err
-	}
-	mux := http.NewServeMux()
-	mux.Handle("GET "+metricsPath,
+	pages.Handle("GET "+metricsPath,
 		promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, Timeout: scrapeTimeout,
 			EnableOpenMetrics: true}))
-	return reader, mux, nil
+	return reader, err
 }
 
 // exported reports whether the environment asks for METRICS or TRACES: by an endpoint for OTLP or the name of an
