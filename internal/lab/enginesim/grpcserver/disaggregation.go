@@ -62,12 +62,12 @@ type Disaggregation struct {
 	Keep time.Duration
 	// Timeout is how long a leg waits for the other, in engine time; 0 means 30 s.
 	Timeout time.Duration
-	// Base and PerToken are how long a transfer takes, in engine time; 0 means 2 ms and 8 µs, that of 200 KB of KV a
-	// token at 25 GB/s.
-	Base, PerToken time.Duration
 	// Moment is called at every moment of every leg with its request's id, in the goroutine of the leg; nil = none.
 	Moment func(m Moment, id string)
 }
+
+// How long a transfer takes, in engine time: 200 KB of KV a token at 25 GB/s.
+const transferBase, transferPerToken = 2 * time.Millisecond, 8 * time.Microsecond
 
 // Moment is a place in the life of a request that was split.
 type Moment int
@@ -91,7 +91,6 @@ const (
 func (d Disaggregation) defaults(addr net.Addr) (Disaggregation, error) {
 	d.Role, d.Connector = cmp.Or(d.Role, Both), cmp.Or(d.Connector, NIXL)
 	d.Lease, d.Timeout = cmp.Or(d.Lease, 30*time.Second), cmp.Or(d.Timeout, 30*time.Second)
-	d.Base, d.PerToken = cmp.Or(d.Base, 2*time.Millisecond), cmp.Or(d.PerToken, 8*time.Microsecond)
 	d.EngineID = cmp.Or(d.EngineID, "engine-"+addr.String())
 	switch {
 	case !slices.Contains(Roles, string(d.Role)):

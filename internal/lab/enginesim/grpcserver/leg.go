@@ -98,7 +98,7 @@ func (l *leg) begin(ctx context.Context, id string, r *enginesim.Request) error 
 		}
 		r.Received, r.Hold = r.PromptTokens, k.Keep > 0
 	}
-	r.Transfer = k.Base + time.Duration(r.Received)*k.PerToken
+	r.Transfer = transferBase + time.Duration(r.Received)*transferPerToken
 	return l.gets(ctx, id, r)
 }
 
