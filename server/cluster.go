@@ -128,8 +128,11 @@ func (d *deployment) publish(leased map[uint32]replicaLoad, now time.Time) {
 	}
 	var changes []*warmpathv1.PeerUpdate
 	if h.index != nil {
-		changes = p.followed(h.index.since(p.index, d.roster.numberOf), &d.roster, now, false)
-		p.index = h.index.at()
+		updates := h.index.since(p.index, d.roster.numberOf)
+		if n := len(updates); n > 0 {
+			p.index = updates[n-1].GetVersion()
+		}
+		changes = p.followed(updates, &d.roster, now, false)
 	}
 	p.publish(now, &d.roster, lines, changes, func() []*warmpathv1.PeerUpdate {
 		decided := ejectionsOf(d.roster.order)

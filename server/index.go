@@ -333,13 +333,6 @@ func (x *index) whole() []*warmpathv1.IndexUpdate {
 	return append(all, u)
 }
 
-// at is the index's version.
-func (x *index) at() uint64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.version
-}
-
 // size returns how many superblocks are held, of all replicas; 0 where there is no index.
 func (x *index) size() (n int) {
 	if x == nil {

@@ -81,26 +81,23 @@ func outcome(o *warmpathv1.Outcome) policy.Outcome {
 	if o == nil {
 		return policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage}
 	}
+	count := func(n *uint32) int {
+		if n == nil {
+			return -1
+		}
+		return int(min(*n, maxLength))
+	}
 	out := policy.Outcome{
 		Sent:         o.GetSent(),
 		FirstMessage: time.Duration(min(o.GetFirstMessageUs(), uint64(24*time.Hour/time.Microsecond))) * time.Microsecond,
-		Usage:        policy.NoUsage,
+		Usage: policy.Usage{
+			PromptTokens: count(o.PromptTokens), CachedTokens: count(o.CachedTokens), OutputTokens: count(o.OutputTokens),
+		},
 	}
 	if code := codes.Code(o.GetCode()); code != codes.OK {
 		out.Err, out.Fault = status.Error(code, "as reported"), fault.OfCode(code)
 	} else if !out.Sent {
 		out.Fault = state.GivenUp
-	}
-	for _, f := range []struct {
-		value *uint32
-		into  *int
-	}{
-		{o.PromptTokens, &out.Usage.PromptTokens}, {o.CachedTokens, &out.Usage.CachedTokens},
-		{o.OutputTokens, &out.Usage.OutputTokens},
-	} {
-		if f.value != nil {
-			*f.into = int(min(*f.value, maxLength))
-		}
 	}
 	return out
 }

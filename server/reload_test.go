@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -99,10 +100,12 @@ func TestReloadFailsNoPick(t *testing.T) {
 	text := func(policy string) string { return manyReplicas(2000) + "    policy: {" + policy + ": {}}\n" }
 	configs := []*Config{parse(t, text("round_robin")), parse(t, text("power_of_two_choices"))}
 	f := start(t, text("round_robin"))
-	ended, stop := make(chan error, 2), make(chan struct{})
+	ended := make(chan error, 2)
+	picking, stop := context.WithCancel(t.Context())
+	defer stop()
 	for range 2 {
 		go func() {
-			for !isClosed(stop) {
+			for picking.Err() == nil {
 				if _, err := (services{Server: f.Server}).ChooseReplica(t.Context(), &warmpathv1.ChooseReplicaRequest{Mode: query}); err != nil {
 					ended <- err
 					return
@@ -114,7 +117,7 @@ func TestReloadFailsNoPick(t *testing.T) {
 	for i := range 20 {
 		require.NoError(t, f.Update(configs[(i+1)%2]))
 	}
-	close(stop)
+	stop()
 	for range 2 {
 		require.NoError(t, <-ended)
 	}

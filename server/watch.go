@@ -202,23 +202,19 @@ func (s *Server) broadcast(w *watcher, stream watchStream, read <-chan error) er
 	alive := time.NewTicker(aliveInterval)
 	defer alive.Stop()
 	d := w.deployment
-	var moved <-chan struct{}
 	for {
 		news, wake, ended := w.news()
-		if !s.serving() {
+		moved := s.authenticator.moved.wait()
+		err := s.revoked(stream.Context(), w.principal)
+		switch {
+		case !s.serving():
 			return errDraining
-		}
-		if moved == nil || isClosed(moved) {
-			moved = s.authenticator.moved.wait()
-			if err := s.revoked(stream.Context(), w.principal); err != nil {
-				return err
-			}
-			if !w.principal.may(d.name) {
-				return status.Errorf(codes.PermissionDenied,
-					"the principal %q may not use the deployment %q any more", w.principal.name, d.name)
-			}
-		}
-		if ended {
+		case err != nil:
+			return err
+		case !w.principal.may(d.name):
+			return status.Errorf(codes.PermissionDenied,
+				"the principal %q may not use the deployment %q any more", w.principal.name, d.name)
+		case ended:
 			return status.Errorf(codes.NotFound, "the deployment %s was removed from the config", d.name)
 		}
 		for _, m := range news {
@@ -235,16 +231,6 @@ func (s *Server) broadcast(w *watcher, stream watchStream, read <-chan error) er
 			return err
 		case <-s.draining.Done():
 		}
-	}
-}
-
-// isClosed reports whether a channel on which nothing is sent is closed.
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }
 
