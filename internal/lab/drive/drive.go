@@ -16,6 +16,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // Options say how to put load on a target. Target and Clients are required.
@@ -153,23 +154,16 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 
 // Reporting calls report ten times a second until the function that it returns is called, which calls it once more.
 func Reporting(report func()) (stop func()) {
-	quit := make(chan struct{})
+	ctx, cancel := context.WithCancel(context.Background())
 	var reporting sync.WaitGroup
 	reporting.Go(func() {
-		tick := time.NewTicker(time.Second / 10)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				report()
-			case <-quit:
-				report()
-				return
-			}
+		for range pause.Every(ctx, time.Second/10) {
+			report()
 		}
+		report()
 	})
 	return func() {
-		close(quit)
+		cancel()
 		reporting.Wait()
 	}
 }

@@ -2,6 +2,7 @@ package faultproxy
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"math"
@@ -12,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/net/http2"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 const (
@@ -28,7 +31,8 @@ type link struct {
 	client   net.Conn
 	server   net.Conn
 	toClient chan piece
-	gone     chan struct{} // closed by cut
+	ctx      context.Context // ends with cut
+	cancel   context.CancelFunc
 	cutOnce  sync.Once
 	halfOpen atomic.Bool // the server was taken away without notice to the client
 }
@@ -41,9 +45,9 @@ type piece struct {
 }
 
 func newLink(p *Proxy, client, server net.Conn) *link {
-	return &link{
-		proxy: p, client: client, server: server, toClient: make(chan piece, queueLength), gone: make(chan struct{}),
-	}
+	l := &link{proxy: p, client: client, server: server, toClient: make(chan piece, queueLength)}
+	l.ctx, l.cancel = context.WithCancel(context.Background())
+	return l
 }
 
 // run passes on what both sides send until either is gone.
@@ -58,7 +62,7 @@ func (l *link) run() {
 // cut ends the link, hard with TCP resets.
 func (l *link) cut(hard bool) {
 	l.cutOnce.Do(func() {
-		close(l.gone)
+		l.cancel()
 		if hard {
 			reset(l.client)
 			reset(l.server)
@@ -86,7 +90,7 @@ func (l *link) goAway() {
 	}
 	select {
 	case <-p.written:
-	case <-l.gone:
+	case <-l.ctx.Done():
 	}
 }
 
@@ -94,7 +98,7 @@ func (l *link) enqueue(p piece) bool {
 	select {
 	case l.toClient <- p:
 		return true
-	case <-l.gone:
+	case <-l.ctx.Done():
 		return false
 	}
 }
@@ -143,12 +147,12 @@ func (l *link) writeClient() {
 		var p piece
 		select {
 		case p = <-l.toClient:
-		case <-l.gone:
+		case <-l.ctx.Done():
 			return
 		}
 		if p.raw == nil {
 			if l.halfOpen.Load() {
-				<-l.gone // the client must not see it
+				<-l.ctx.Done() // the client must not see it
 			}
 			l.cut(false)
 			return
@@ -175,7 +179,7 @@ func (l *link) pass() bool {
 		}
 		select {
 		case <-rule.changed:
-		case <-l.gone:
+		case <-l.ctx.Done():
 			return false
 		}
 	}
@@ -189,17 +193,7 @@ func (l *link) slowly(n int) bool {
 
 // wait lets time pass; it returns false when the link has ended.
 func (l *link) wait(d time.Duration) bool {
-	if d <= 0 {
-		return true
-	}
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-t.C:
-		return true
-	case <-l.gone:
-		return false
-	}
+	return d <= 0 || pause.For(l.ctx, d) == nil
 }
 
 // readFrame reads a frame, or a whole block of headers, into which no other frame may fall.
