@@ -18,6 +18,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // ErrMissing is returned where etcd and kube-apiserver are not built; .ci/kubernetes builds them.
@@ -254,24 +256,20 @@ func start(log, path string, args ...string) (*process, error) {
 const startWithin = 3 * time.Minute
 
 // await returns when serves does without an error.
-func (p *process) await(ctx context.Context, serves func() error) error {
+func (p *process) await(ctx context.Context, serves func() error) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startWithin)
 	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := serves()
-		if err == nil {
+	for range pause.Every(ctx, 50*time.Millisecond) {
+		if err = serves(); err == nil {
 			return nil
 		}
 		select {
 		case <-p.ended:
 			return fmt.Errorf("%s ended: %s", p.name, p.tail())
-		case <-ctx.Done():
-			return fmt.Errorf("%s does not serve: %w: %w: %s", p.name, ctx.Err(), err, p.tail())
-		case <-tick.C:
+		default:
 		}
 	}
+	return fmt.Errorf("%s does not serve: %w: %s", p.name, errors.Join(ctx.Err(), err), p.tail())
 }
 
 // tail returns the end of the log.
