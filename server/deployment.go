@@ -73,7 +73,8 @@ func newDeployment(
 	d.balance = balance{sources: &d.sources, peers: d.peers, ledger: ledger{roster: &d.roster}}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, tally: &d.tally,
-		leases: newLeases(name, func() int { return d.limits.Load().MaxReservations }), store: m.storeOf(name, sharedstore.NewMemory(now)),
+		leases:   newLeases(name, func() int { return d.limits.Load().MaxReservations }),
+		store:    m.storeOf(name, sharedstore.NewMemory(now)),
 		recorder: recorder.With(telemetry.KeyDeployment.String(name)),
 	}
 	return d

@@ -85,7 +85,7 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 	return err
 }
 
-// openPage makes the page, which keeps what its charts show from then on, and returns its handler behind the principals.
+// openPage makes the page, which keeps what its charts show from then on. It returns its handler behind the principals.
 func (s *Server) openPage(c *Config) http.Handler {
 	p := page.New(frontend{services{Server: s}}, page.Options{
 		Sessions: requestkey.NewSessionKeys(httpendpoint.HeaderSession), MaxBody: c.HTTP.MaxBodyBytes, Until: s.draining,

@@ -173,8 +173,8 @@ type healthChecks struct {
 // unwell reports whether the replica does not serve.
 func (h *healthChecks) unwell() bool { return h.failures >= maxFailures }
 
-// checked enters the result of a check, and reports whether the replica ceases to serve by it, or serves again. One that
-// has registered in the meantime reports its own state.
+// checked enters the result of a check, and reports whether the replica ceases to serve by it, or serves again. A
+// replica that has registered in the meantime reports its own state.
 func (x *sources) checked(r policy.Attributes, err error) (changed bool) {
 	m := x.roster.byID[r.ID]
 	gone := errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled

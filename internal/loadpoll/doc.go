@@ -1,5 +1,5 @@
-// Package loadpoll polls the replicas of a fleet, and reads the load of engines that do not register themselves: by gRPC
-// (GetLoads, as in SMG's servicers), or from their Prometheus page.
+// Package loadpoll polls the replicas of a fleet, and reads the load of engines that do not register themselves: by
+// gRPC (GetLoads, as in SMG's servicers), or from their Prometheus page.
 //
 // # Rule
 //
