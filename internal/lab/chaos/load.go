@@ -20,6 +20,7 @@ import (
 	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/internal/pause"
 )
 
 // An Outcome is what became of a call.
@@ -99,24 +100,19 @@ func (l *load) distance() time.Duration {
 	return time.Duration(float64(time.Second) / math.Float64frombits(l.rate.Load()))
 }
 
-// run sends until stop is closed or the context ends, and waits for the answers.
-func (l *load) run(ctx context.Context, stop <-chan struct{}) {
+// run sends until the context sending ends, and waits for the answers, which come until ctx ends.
+func (l *load) run(ctx, sending context.Context) {
 	defer l.calls.Wait()
 	rng := rand.New(rand.NewPCG(l.Seed, uint64(len(l.channels))))
 	order := rng.Perm(l.Sessions)
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	due := l.start
 	for i := 0; ; i++ {
-		timer.Reset(time.Until(due))
-		select {
-		case <-timer.C:
-		case <-stop:
-			return
-		case <-ctx.Done():
+		if pause.For(sending, time.Until(due)) != nil {
 			return
 		}
-		if !l.slot(ctx, stop) {
+		select { // a generator that is never held back is open-loop
+		case l.slots <- struct{}{}:
+		case <-sending.Done():
 			return
 		}
 		if late := time.Since(due); late > hopeless { // what could not be sent is not made up for
@@ -141,17 +137,6 @@ func (l *load) run(ctx context.Context, stop <-chan struct{}) {
 
 // hopeless is how late the generator may be and still send everything.
 const hopeless = time.Second
-
-// slot waits for room. A generator that is never held back is open-loop.
-func (l *load) slot(ctx context.Context, stop <-chan struct{}) bool {
-	select {
-	case l.slots <- struct{}{}:
-		return true
-	case <-stop:
-	case <-ctx.Done():
-	}
-	return false
-}
 
 func (l *load) begin() {
 	l.mu.Lock()

@@ -140,15 +140,16 @@ func (s *stage) hangUp() {
 
 // play puts the load on, lets the scenario do its harm, and takes the load off again.
 func (s *stage) play(sc *Scenario) error {
-	stop := make(chan struct{})
+	sending, stop := context.WithCancel(s.ctx)
+	defer stop()
 	s.load.start = time.Now()
 	var loading sync.WaitGroup
-	loading.Go(func() { s.load.run(s.ctx, stop) })
+	loading.Go(func() { s.load.run(s.ctx, sending) })
 	if s.Progress != nil {
 		defer drive.Reporting(func() { s.Progress(s.load.progress()) })()
 	}
 	err := s.acts(sc)
-	close(stop)
+	stop()
 	loading.Wait()
 	return errors.Join(err, s.ctx.Err())
 }

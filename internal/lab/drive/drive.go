@@ -128,8 +128,6 @@ type run struct {
 // all sends every request at its time and waits for the answers.
 func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.ClientConn) {
 	rng := rand.New(rand.NewPCG(r.Seed, uint64(len(channels))))
-	timer := time.NewTimer(0)
-	defer timer.Stop()
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	var sent atomic.Int64
@@ -139,10 +137,7 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 	start := time.Now()
 	for i := range rs {
 		due := start.Add(time.Duration(float64(rs[i].At) / r.Speed))
-		timer.Reset(time.Until(due))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
+		if pause.For(ctx, time.Until(due)) != nil {
 			return
 		}
 		channel := channels[rng.IntN(len(channels))]
