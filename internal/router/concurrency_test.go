@@ -125,6 +125,50 @@ func TestManyCallersAndChurn(t *testing.T) {
 	require.NoError(t, r.Close())
 }
 
+// Whatever ends a reservation, and however often, its load is given back once, and every request in the queue is served.
+func TestEveryReleaseServesTheQueue(t *testing.T) {
+	const callers, calls, most = 32, 100, 2
+	fleet := []Member{
+		member("a", room(1)), member("b", room(most)), member("p", room(1), prefills), member("d", room(1), decodes),
+	}
+	r := split(t, Options{Policy: choosing(wants)}, fleet...)
+	var all sync.WaitGroup
+	for i := range callers {
+		all.Go(func() {
+			rnd := rand.New(rand.NewPCG(uint64(i), 5))
+			for range calls {
+				q := &policy.Request{PromptTokens: rnd.IntN(9), Priority: rnd.IntN(3) - 1}
+				b, prefill, how := new(Reservation), new(Reservation), How{}
+				switch rnd.IntN(4) {
+				case 0:
+					q.Session = "a"
+				case 1:
+					q.Pin = "b"
+				case 2:
+					how.Legs = &Legs{Prefill: prefill, Only: rnd.IntN(2) == 0}
+				}
+				if !assert.NoError(t, r.Reserve(t.Context(), q, b, how)) {
+					return
+				}
+				assert.LessOrEqual(t, b.Decision.Replica.Ongoing(), most)
+				var ends sync.WaitGroup
+				for range 2 {
+					ends.Go(b.PrefillDone)
+					ends.Go(b.Release)
+					ends.Go(prefill.Release)
+				}
+				ends.Wait()
+			}
+		})
+	}
+	all.Wait()
+	require.Zero(t, r.Queued())
+	for _, rep := range r.View().Replicas() {
+		require.Zero(t, rep.Ongoing(), rep.ID)
+		require.Zero(t, rep.QueuedTokens(), rep.ID)
+	}
+}
+
 // The policy is closed after the last Prepare has returned, and is not called again.
 func TestCloseAmongCallers(t *testing.T) {
 	pol := new(busy)

@@ -2,6 +2,8 @@ package router
 
 import (
 	"context"
+	"runtime"
+	"sync"
 	"testing"
 	"time"
 
@@ -201,22 +203,69 @@ func TestWaitForAnyBesideDraining(t *testing.T) {
 
 // A release takes no lock while nothing waits: one between the choice of a request and its place in the queue serves it.
 func TestReleaseBeforeARequestIsInTheQueue(t *testing.T) {
-	for _, session := range []string{"", "a"} { // it wants any replica, or this one
-		var held *Reservation
-		chosen := false
-		clock := func() time.Time { // read on the way into the queue
-			if chosen {
-				chosen = false
-				held.Release()
+	whole, two := []Member{member("a", room(1))}, []Member{member("p", room(1), prefills), member("d", room(1), decodes)}
+	for name, tt := range map[string]struct {
+		fleet         []Member
+		held, session string
+	}{
+		"any":     {whole, "a", ""},
+		"one":     {whole, "a", "a"},
+		"prefill": {two, "p", ""},
+		"decode":  {two, "d", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var held *Reservation
+			chosen := false
+			clock := func() time.Time { // read on the way into the queue
+				if chosen {
+					chosen = false
+					held.Release()
+				}
+				return time.Unix(1, 0)
 			}
-			return time.Unix(1, 0)
-		}
-		r := connected(t, Options{Now: clock, Policy: choosing(func(q *policy.Request, v policy.View) policy.Decision {
-			d := wants(q, v)
-			chosen = d.Replica == nil
-			return d
-		})}, member("a", room(1)))
-		held = pick(t, r, &policy.Request{Pin: "a"})
-		require.Equal(t, "a", servedBy(t, enqueue(t, r, &policy.Request{Session: session})))
+			r := split(t, Options{Now: clock, Policy: choosing(func(q *policy.Request, v policy.View) policy.Decision {
+				d := wants(q, v)
+				chosen = d.Replica == nil && held != nil
+				return d
+			})}, tt.fleet...)
+			held = pick(t, r, &policy.Request{Pin: tt.held})
+			q, ticket := &policy.Request{Session: tt.session}, new(Ticket)
+			how := How{Ticket: ticket, Legs: &Legs{Prefill: new(Reservation), Only: true}}
+			require.ErrorIs(t, r.Reserve(t.Context(), q, new(Reservation), how), ErrQueued)
+			require.Zero(t, r.Queued(), "it still waits")
+			require.NoError(t, ticket.Take())
+		})
+	}
+}
+
+// A release while requests wait gives them the room: one that comes at that moment does not overtake them.
+func TestReleaseServesThoseThatWaitFirst(t *testing.T) {
+	for name, release := range map[string]func(*Router, *Reservation){
+		"release": func(_ *Router, b *Reservation) { b.Release() },
+		"quick":   func(r *Router, b *Reservation) { r.Quick().Release(b.Decision.Replica) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			comes := func() {}
+			clock := func() time.Time { // read by a request that comes, under the lock
+				now := comes
+				comes = func() {}
+				now()
+				return time.Unix(1, 0)
+			}
+			r := connected(t, Options{Now: clock}, member("a", room(1)))
+			held := pick(t, r, new(policy.Request))
+			first := enqueue(t, r, new(policy.Request))
+			var released sync.WaitGroup
+			comes = func() {
+				released.Go(func() { release(r, held) })
+				for i := 0; i < 10_000 && r.View().ByID("a").Ongoing() > 0; i++ {
+					runtime.Gosched()
+				}
+			}
+			second := enqueue(t, r, new(policy.Request))
+			released.Wait()
+			require.Equal(t, "a", servedBy(t, first))
+			require.True(t, second.waiting)
+		})
 	}
 }

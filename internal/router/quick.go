@@ -41,27 +41,29 @@ func (k *Quick) Pick(q *policy.Request) (*policy.Replica, policy.Reason, bool) {
 	return rep, why, true
 }
 
-// Release ends a reservation of Pick.
+// Release ends a reservation of Pick, as [Reservation.Release] does.
 func (k *Quick) Release(rep *policy.Replica) {
-	rep.State().Book.Add(-1 << state.TokenBits)
-	if k.slow.Load() != 0 {
-		k.serve(rep)
+	ended := k.slow.Load() == 0
+	if ended {
+		rep.State().Book.Add(-1 << state.TokenBits)
+		if k.slow.Load() == 0 {
+			return
+		}
 	}
-}
-
-// serve gives the room of a reservation that has ended to the requests that wait.
-func (k *Quick) serve(rep *policy.Replica) {
 	r := k.router
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
+	if !ended {
+		rep.State().Book.Add(-1 << state.TokenBits)
+	}
 	r.queue.serve(rep)
 }
 
 // Refused is [Reservation.Refused] for a reservation of Pick.
 func (k *Quick) Refused(rep *policy.Replica, report load.Report) {
 	r := k.router
-	rep.State().Book.Add(-1 << state.TokenBits)
 	r.mu.Lock()
+	rep.State().Book.Add(-1 << state.TokenBits)
 	r.queue.refused(rep)
 	r.mu.Unlock()
 	r.Report(rep.ID, report)

@@ -64,16 +64,31 @@ func (b *Reservation) Answered() time.Duration {
 	return took
 }
 
-// Release gives back what the reservation holds and serves the requests that wait for it. It takes no lock where none
-// waits. Later calls do nothing.
+// Release gives back what the reservation holds, to the requests that wait for it before any that comes. It takes no
+// lock where none waits. Later calls do nothing.
 func (b *Reservation) Release() {
-	if !b.end() {
+	if !b.held.Load() {
 		return
 	}
-	if quick := &b.router.quick; quick.slow.Load() != 0 {
-		quick.serve(b.Decision.Replica)
+	quick := &b.router.quick
+	waits := quick.slow.Load() != 0
+	if !waits {
+		b.end()
+		waits = quick.slow.Load() != 0 // since then
+	}
+	if waits {
+		b.yield()
 	}
 	b.router.Health.Sync()
+}
+
+// yield ends the reservation, and serves the requests that wait.
+func (b *Reservation) yield() {
+	r := b.router
+	r.mu.Lock()
+	defer r.mu.Unlock() // also when the policy panics
+	b.end()
+	r.queue.serve(b.Decision.Replica)
 }
 
 // Withdraw ends the reservation of an attempt that was never sent: Release, and the policy takes
