@@ -45,6 +45,12 @@ func over(t *testing.T, l *Leg) error {
 	}
 }
 
+// released waits until the KV of a leg is freed, which follows its end.
+func released(t *testing.T, freed *atomic.Int32) {
+	require.Eventually(t, func() bool { return freed.Load() > 0 }, time.Minute, time.Millisecond)
+	require.EqualValues(t, 1, freed.Load())
+}
+
 func TestPull(t *testing.T) {
 	s := listen(t, time.Hour, time.Hour)
 	l, freed := ready(t, s, "k", `{"a": 1}`)
@@ -55,7 +61,7 @@ func TestPull(t *testing.T) {
 	<-l.Joined()
 	require.NoError(t, p.Done())
 	require.NoError(t, over(t, l))
-	require.EqualValues(t, 1, freed.Load())
+	released(t, freed)
 	require.Equal(t, Stats{Pulled: 1}, s.Stats())
 	l.Drop()
 	require.Equal(t, Stats{Pulled: 1}, s.Stats())
@@ -103,7 +109,7 @@ func TestLease(t *testing.T) {
 	}
 	p.Close()
 	require.ErrorIs(t, over(t, l), ErrExpired)
-	require.EqualValues(t, 1, freed.Load())
+	released(t, freed)
 	require.Equal(t, Stats{Expired: 1}, s.Stats())
 }
 
