@@ -11,13 +11,13 @@ import (
 // Bounds of [Config].
 const (
 	maxVirtualNodes = 10_000
-	// maxWeight is the largest weight of a replica that counts: resolvers may give any, and each point costs memory.
-	maxWeight = 10
+	// maxWeight is the largest weight that counts where weighted is set.
+	maxWeight = 100
 )
 
 // Config are the parameters of consistent_hash.
 type Config struct {
-	// NumVirtualNodes is the number of points on the ring of a replica of weight 1; 0 = 100, at most
+	// NumVirtualNodes is the number of points of a replica on the ring; 0 = 100, at most
 	// 10,000. More spread the sessions more evenly (100: within about
 	// 10 % of the mean) and cost 16 bytes each.
 	NumVirtualNodes int `json:"num_virtual_nodes,omitempty"`
@@ -28,6 +28,8 @@ type Config struct {
 	// of the connected ones, rounded up; 0 = no bound, else at least 1. Lower
 	// balances better and moves more sessions; 1.25 is usual.
 	MaxLoadFactor float64 `json:"max_load_factor,omitempty"`
+	// Weighted multiplies NumVirtualNodes with the replica's weight.
+	Weighted bool `json:"weighted,omitempty"`
 }
 
 // Name implements [policy.NamedConfig].

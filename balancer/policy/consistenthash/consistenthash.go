@@ -1,10 +1,10 @@
 // Package consistenthash is the policy "consistent_hash": one session, one
 // replica, by a hash ring that every client computes alike.
 //
-// The rule. Every replica has num_virtual_nodes points, times its weight (up to 10),
-// on a ring of 64-bit hashes. A request's key (its session, or that of the parent,
-// else its request id) is hashed onto the ring; the replicas met clockwise from
-// there, each counted once, are its order. It goes to the first that is available. A replica that is not
+// The rule. Every replica has num_virtual_nodes points on a ring of 64-bit
+// hashes. A request's key (its session, or that of the parent, else its request id) is hashed onto the
+// ring; the replicas met clockwise from there, each counted once, are its
+// order. It goes to the first that is available. A replica that is not
 // connected, is draining, is excluded or does not serve the model is skipped; a
 // full one, and one that an earlier attempt of the call went to, is passed and
 // uses up one of num_fallback_replicas. When the primary and all its fallbacks
@@ -15,7 +15,8 @@
 //
 // With max_load_factor a replica is also passed, without using up a fallback,
 // while this request would lift its reservations above that factor times the mean
-// of the connected ones; if all are above, the first with room is taken.
+// of the connected ones; if all are above, the first with room is taken. With
+// weighted, a replica has points in proportion to its weight.
 //
 // Complexity. O(log points) to find the key, then usually one replica looked
 // at; 0 allocations while a replica is available. max_load_factor adds a sum
@@ -27,7 +28,7 @@
 // room and a connection, one session has one replica; when one of N replicas
 // joins or leaves about 1/N of the sessions move, and no session moves between
 // two others. A lost connection moves sessions only while it is down.
-// Agreement: the order depends on the ids, the weights and the
+// Agreement: the order depends on the ids (and weights, if weighted) and on the
 // key alone, not on the fleet's order, its history or the process.
 //
 // Source: Ray Serve's ConsistentHashRouter, whose hash and points these are (see
@@ -47,7 +48,7 @@ import (
 const Name = "consistent_hash"
 
 // hashing is the policy consistent_hash. choose and fleetChanged run under the
-// Router's lock, which guards what is not atomic.
+// Router's lock, which guards everything but the ring.
 type hashing struct {
 	cfg       Config
 	fallbacks int
@@ -55,7 +56,7 @@ type hashing struct {
 
 	members map[string]*member // by replica id
 	walk    uint64             // number of the walk under way
-	epoch   atomic.Uint64      // of the View whose weights the ring has
+	epoch   uint64             // of the View whose weights the ring has
 }
 
 // New returns the policy with an empty ring.
@@ -89,9 +90,8 @@ func newHashing(c Config) (*hashing, error) {
 
 // chooseQuick returns the session's own replica, if it has room and a connection.
 func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	current := p.epoch.Load() == v.Epoch() // before the ring is read
 	ring := *p.ring.Load()
-	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || !current || len(ring) == 0 {
+	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring) == 0 {
 		return nil, ""
 	}
 	r := v.ByID(ring[ring.after(Hash(q.Affinity()))].owner.id)
@@ -102,7 +102,7 @@ func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica
 }
 
 func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
-	if p.epoch.Load() != v.Epoch() {
+	if p.cfg.Weighted && p.epoch != v.Epoch() {
 		p.reweigh(v)
 	}
 	if key := cmp.Or(q.Affinity(), q.ID); key != "" {
@@ -154,7 +154,7 @@ func (p *hashing) clockwise(h uint64, q *policy.Request, v policy.View) policy.D
 			if tried.Replica == nil {
 				tried = d
 			}
-		case float64(r.Ongoing()+1) > math.Ceil(bound*weight(r)):
+		case float64(r.Ongoing()+1) > math.Ceil(bound*p.weight(r)):
 			if busy.Replica == nil {
 				busy = d
 			}
@@ -176,18 +176,17 @@ func (p *hashing) bound(v policy.View) float64 {
 	if p.cfg.MaxLoadFactor == 0 {
 		return math.Inf(1)
 	}
-	ongoing, weights := 1, 0.0
+	ongoing, weight := 1, 0.0
 	for _, r := range v.Connected() {
 		ongoing += r.Ongoing()
-		weights += weight(r)
+		weight += p.weight(r)
 	}
-	return p.cfg.MaxLoadFactor * float64(ongoing) / weights
+	return p.cfg.MaxLoadFactor * float64(ongoing) / weight
 }
 
-// weight is what counts of a replica's weight.
-func weight(r *policy.Replica) float64 {
-	if r.Weight > 0 {
-		return min(r.Weight, maxWeight)
+func (p *hashing) weight(r *policy.Replica) float64 {
+	if !p.cfg.Weighted || r.Weight <= 0 {
+		return 1
 	}
-	return 1
+	return min(r.Weight, maxWeight)
 }

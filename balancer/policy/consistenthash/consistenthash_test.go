@@ -34,9 +34,9 @@ func TestConfigBounds(t *testing.T) {
 
 // Whatever the history of a fleet, its ring is that of a new one.
 func TestRingDoesNotDependOnHistory(t *testing.T) {
-	for _, weights := range []int{1, 4} {
+	for _, weighted := range []bool{false, true} {
 		c := Config{}.WithDefaults()
-		c.NumVirtualNodes = 7
+		c.NumVirtualNodes, c.Weighted = 7, weighted
 		p := with(c)
 		r := policytest.NewRouter(t, p.policy(), nil)
 		rnd := routertest.Seeded(3)
@@ -45,7 +45,7 @@ func TestRingDoesNotDependOnHistory(t *testing.T) {
 			rnd.Shuffle(len(pool), func(a, b int) { pool[a], pool[b] = pool[b], pool[a] })
 			fleet := slices.Clone(pool[:1+rnd.IntN(len(pool))])
 			for i := range fleet {
-				fleet[i].Weight = float64(rnd.IntN(weights)) / 2
+				fleet[i].Weight = float64(rnd.IntN(4)) / 2
 			}
 			policytest.SetFleet(r, fleet)
 			policytest.Route(t, r, policytest.Session("any")) // reads new weights
@@ -219,7 +219,7 @@ func TestBoundedLoad(t *testing.T) {
 
 func TestBoundedLoadWeighted(t *testing.T) {
 	c := Config{}.WithDefaults()
-	c.MaxLoadFactor = 1.25
+	c.MaxLoadFactor, c.Weighted = 1.25, true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
 	r := policytest.NewRouter(t, with(c).policy(), fleet)
@@ -250,9 +250,11 @@ func TestBoundedLoadIsNoReasonToWait(t *testing.T) {
 }
 
 func TestWeightedShares(t *testing.T) {
+	c := Config{}.WithDefaults()
+	c.Weighted = true
 	fleet := policytest.Fleet(4)
 	fleet[0].Weight = 3
-	r := policytest.NewRouter(t, build(), fleet)
+	r := policytest.NewRouter(t, with(c).policy(), fleet)
 	owned := make(map[string]int)
 	before := owners(t, r, sessions(6000))
 	for _, id := range before {

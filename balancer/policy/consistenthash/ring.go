@@ -84,12 +84,12 @@ func (p *hashing) reweigh(v policy.View) {
 		}
 	}
 	p.replace(changed, changed)
-	p.epoch.Store(v.Epoch())
+	p.epoch = v.Epoch()
 }
 
 // pointsOf returns how many points a replica has.
 func (p *hashing) pointsOf(r *policy.Replica) int {
-	return max(1, int(math.Round(float64(p.cfg.NumVirtualNodes)*weight(r))))
+	return max(1, int(math.Round(float64(p.cfg.NumVirtualNodes)*p.weight(r))))
 }
 
 // replace takes replicas off the ring and puts others on it.
