@@ -82,7 +82,8 @@ func (b *Reservation) Release() {
 	b.router.Health.Sync()
 }
 
-// yield ends the reservation, and serves the requests that wait.
+// yield ends the reservation under the lock, so that no request that comes takes the room of those that wait, and serves
+// these.
 func (b *Reservation) yield() {
 	r := b.router
 	r.mu.Lock()

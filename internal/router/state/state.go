@@ -10,7 +10,7 @@ import (
 )
 
 // A Replica is the live part of a replica; it outlives changes of the attributes. The Router writes it under its
-// lock, but for Book; everything may be read without it.
+// lock, but for Book, Homes and Spilled; everything may be read without it.
 type Replica struct {
 	Owner any // what the Router keeps beside it; set once
 
