@@ -1,6 +1,9 @@
 package kvindex
 
-import "math/bits"
+import (
+	"math/bits"
+	"slices"
+)
 
 // recency has the lanes, and the holdings of each in the order of their last use.
 type recency struct {
@@ -10,8 +13,8 @@ type recency struct {
 	until  uint32
 }
 
-// node is the place of a holding among those of its lane, which are linked from the most to the least recently
-// used. Within a holding, the highest position goes first.
+// node is the place of a holding among those of its lane, which are linked in a ring from the most to the least recently
+// used, with the lane's own node between them. Within a holding, the highest position goes first.
 type node struct {
 	segment uint32
 	tick    uint32 // when it was last touched
@@ -20,41 +23,31 @@ type node struct {
 	lane    uint16
 }
 
+// ringOf is the number of a lane's own node; nodes of holdings have lower ones.
+func ringOf(lane uint16) uint32 { return none - 1 - uint32(lane) }
+
+// node returns a node of either kind.
+func (y *recency) node(i uint32) *node {
+	if lane := none - 1 - i; lane < noLane {
+		return &y.lanes[lane].ring
+	}
+	return y.nodes.at(i)
+}
+
 // since returns how many ticks b is after a. Ticks are 32 bits and wrap around: what was not touched for half
 // of them may be taken for younger than it is.
 func since(a, b uint32) int32 { return int32(b - a) }
 
-// link puts a node behind another one of its lane, none for the front.
+// link puts a node behind another one of its lane.
 func (y *recency) link(i, behind uint32) {
-	n := y.nodes.at(i)
-	l := &y.lanes[n.lane]
-	n.prev, n.next = behind, l.first
-	if behind != none {
-		b := y.nodes.at(behind)
-		n.next, b.next = b.next, i
-	} else {
-		l.first = i
-	}
-	if n.next != none {
-		y.nodes.at(n.next).prev = i
-	} else {
-		l.last = i
-	}
+	n, b := y.nodes.at(i), y.node(behind)
+	n.prev, n.next = behind, b.next
+	y.node(b.next).prev, b.next = i, i
 }
 
 func (y *recency) unlink(i uint32) {
 	n := y.nodes.at(i)
-	l := &y.lanes[n.lane]
-	if n.prev != none {
-		y.nodes.at(n.prev).next = n.next
-	} else {
-		l.first = n.next
-	}
-	if n.next != none {
-		y.nodes.at(n.next).prev = n.prev
-	} else {
-		l.last = n.prev
-	}
+	y.node(n.prev).next, y.node(n.next).prev = n.next, n.prev
 }
 
 // oldest returns the lane with the least recently used holding of all, noLane if there is none. tick is the latest.
@@ -68,7 +61,7 @@ func (y *recency) oldest(tick uint32) uint16 {
 // stillOldest relies on a lane's last tick never going down: until was the runner-up's when the victim
 // was chosen, at most the tick of that moment, and no other lane's can be less by now.
 func (y *recency) stillOldest(l *lane) bool {
-	return l.n > 0 && since(y.nodes.at(l.last).tick, y.until) >= 0
+	return l.n > 0 && since(y.nodes.at(l.ring.prev).tick, y.until) >= 0
 }
 
 func (y *recency) choose(tick uint32) {
@@ -79,7 +72,7 @@ func (y *recency) choose(tick uint32) {
 		if l.n == 0 {
 			continue
 		}
-		switch last := y.nodes.at(l.last).tick; {
+		switch last := y.nodes.at(l.ring.prev).tick; {
 		case y.victim == noLane:
 			y.victim, oldest = uint16(i), last
 		case since(last, oldest) > 0:
@@ -116,7 +109,7 @@ func (x *Index) release(lane uint16, at uint32, mask uint8) int {
 			break
 		}
 	}
-	if g.holders[0].kind() == kindCell {
+	if g.inCell() {
 		g.holders[0].setMask(live &^ gone)
 	}
 	x.blocks.drop(at, gone, gone == live)
@@ -126,15 +119,14 @@ func (x *Index) release(lane uint16, at uint32, mask uint8) int {
 // Remove records that the replica no longer holds these blocks, in any order. Blocks and slots that are
 // not in the index are ignored.
 func (x *Index) Remove(s Slot, blocks []uint64) {
-	for len(blocks) > 0 {
-		n := min(step, len(blocks))
-		x.removeStep(s, blocks[:n])
-		blocks = blocks[n:]
+	for some := range slices.Chunk(blocks, step) {
+		x.removeStep(s, some)
 	}
 }
 
 func (x *Index) removeStep(s Slot, blocks []uint64) {
-	defer x.write(blocks)()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	for before := noRef; x.lane(s) != nil && len(blocks) > 0; {
 		_, r, n := x.blocks.run(before, blocks)
 		if n > 0 {
@@ -151,7 +143,7 @@ func (x *Index) removeStep(s Slot, blocks []uint64) {
 // dropLast forgets the lane's least recently used block, and up to most that stand before it in its segment. It
 // returns how many.
 func (x *Index) dropLast(lane uint16, most int) int {
-	at := x.lru.nodes.at(x.lru.lanes[lane].last).segment
+	at := x.lru.nodes.at(x.lru.lanes[lane].ring.prev).segment
 	mask := x.cells.heldBy(x.blocks.segments.at(at), lane).mask()
 	for bits.OnesCount8(mask) > most { // the lowest stay
 		mask &= mask - 1
@@ -178,7 +170,7 @@ func (x *Index) evict(n int, keep uint32) (any bool) {
 	}
 	for n > 0 {
 		lane := x.lru.oldest(x.tick)
-		if lane == noLane || x.lru.lanes[lane].last == keep {
+		if lane == noLane || x.lru.lanes[lane].ring.prev == keep {
 			break
 		}
 		n -= x.evictLast(lane, n)

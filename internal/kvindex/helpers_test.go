@@ -84,13 +84,14 @@ func verify(t testing.TB, x *Index) {
 			require.Zero(t, l.n)
 			continue
 		}
-		n, prev := 0, none
-		for at := l.first; at != none; at = x.lru.nodes.at(at).next {
+		ring := ringOf(uint16(i))
+		n, prev := 0, ring
+		for at := l.ring.next; at != ring; at = x.lru.nodes.at(at).next {
 			nd := x.lru.nodes.at(at)
 			require.True(t, x.lru.nodes.has(at))
 			require.Equal(t, uint16(i), nd.lane)
 			require.Equal(t, prev, nd.prev)
-			if prev != none {
+			if prev != ring {
 				require.GreaterOrEqual(t, since(nd.tick, x.lru.nodes.at(prev).tick), int32(0))
 			}
 			inLists[at] = true
@@ -99,7 +100,7 @@ func verify(t testing.TB, x *Index) {
 			n, prev = n+bits.OnesCount8(h.mask()), at
 		}
 		require.EqualValues(t, l.n, n)
-		require.Equal(t, l.last, prev)
+		require.Equal(t, l.ring.prev, prev)
 		if l.retired {
 			unswept += n
 		} else if l.capacity > 0 {
@@ -117,7 +118,7 @@ func verify(t testing.TB, x *Index) {
 		segments++
 		g := x.blocks.segments.at(at)
 		require.NotZero(t, g.live())
-		if g.holders[0].kind() == kindCell {
+		if g.inCell() {
 			lists++
 			require.GreaterOrEqual(t, len(x.cells.of(g)), 2)
 		}

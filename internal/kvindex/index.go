@@ -41,7 +41,6 @@ type Index struct {
 	generation uint64
 	tick       uint32
 	evictions  uint64
-	warmth     uint64 // see warm
 	unreported uint64 // evictions from replicas that are live, and what was never let in
 }
 
@@ -89,15 +88,4 @@ func (x *Index) Stats() Stats {
 
 func (x *Index) bytes() int64 {
 	return x.blocks.bytes + x.blocks.segments.bytes + x.lru.nodes.bytes + x.cells.bytes + x.fixed
-}
-
-// write takes the lock to change some blocks, and returns what gives it back. It reads their buckets before,
-// so that the wait for memory is not under the lock.
-func (x *Index) write(blocks []uint64) (unlock func()) {
-	x.mu.RLock()
-	warmth := x.blocks.warm(blocks)
-	x.mu.RUnlock()
-	x.mu.Lock()
-	x.warmth += warmth
-	return x.mu.Unlock
 }

@@ -31,7 +31,7 @@ type insertion struct {
 	blocks     []uint64 // that are left
 	beyond     int      // blocks that are more than the replica, or the index, can hold
 	tick       uint32   // of this insert; 0 before the first step
-	after      uint32   // the node that the next one goes behind; none for the front
+	after      uint32   // the node that the next one goes behind; the lane's own for the front
 	before     ref      // where the block before stands; noRef if that is not known
 }
 
@@ -42,7 +42,7 @@ const step = 32
 func (x *Index) planInsert(s Slot, blocks []uint64) (p insertion, held int) {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
-	p = insertion{lane: uint16(s), after: none, before: noRef}
+	p = insertion{lane: uint16(s), after: ringOf(uint16(s)), before: noRef}
 	l := x.lane(s)
 	if l == nil || len(blocks) == 0 {
 		return p, 0
@@ -82,15 +82,16 @@ func (x *Index) holds(lane uint16, blocks []uint64) (held int, young bool) {
 
 // insertStep inserts the next blocks; false where none of the rest can be.
 func (x *Index) insertStep(p *insertion) bool {
-	defer x.write(p.blocks[:min(step, len(p.blocks))])()
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	l := &x.lru.lanes[p.lane]
 	if l.generation != p.generation { // the replica was dropped meanwhile
 		return false
 	}
 	nodes := &x.lru.nodes
-	if p.after == none || !nodes.has(p.after) || nodes.at(p.after).lane != p.lane || nodes.at(p.after).tick != p.tick {
+	if !nodes.has(p.after) || nodes.at(p.after).lane != p.lane || nodes.at(p.after).tick != p.tick {
 		x.tick++
-		p.tick, p.after, p.before = x.tick, none, noRef
+		p.tick, p.after, p.before = x.tick, ringOf(p.lane), noRef
 	}
 	x.sweep(2 * step)
 	for left := step; left > 0 && len(p.blocks) > 0; {
@@ -103,7 +104,7 @@ func (x *Index) insertStep(p *insertion) bool {
 		}
 		p.blocks = p.blocks[n:]
 		left -= n
-		if l.touched += n; l.touched > int(l.n/16) {
+		if l.touched += uint32(n); l.touched > l.n/16 {
 			l.older, l.recent, l.touched = l.recent, p.tick, 0
 		}
 	}
@@ -140,7 +141,7 @@ func (x *Index) insertRun(p *insertion) int {
 			over = int(l.n) + gained - int(l.capacity)
 		}
 		switch {
-		case over > 0 && (l.n == 0 || l.last == p.after):
+		case over > 0 && l.ring.prev == p.after:
 			return 0
 		case over > 0:
 			x.evictLast(p.lane, over)
@@ -202,7 +203,7 @@ func (x *Index) hold(p *insertion, r ref, n int) {
 		l.n += uint32(gained)
 		x.held += gained
 		all[i].setMask(all[i].mask() | mask)
-		if g.holders[0].kind() == kindCell {
+		if g.inCell() {
 			g.holders[0].setMask(g.live() | mask)
 		}
 		if x.lru.nodes.at(own).tick != p.tick { // else the chain has been here before

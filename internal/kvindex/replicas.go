@@ -16,20 +16,19 @@ const NoSlot Slot = math.MaxUint16
 // lane is what a replica holds: a list of nodes, and a bit in the holders of blocks. Its number is the slot. A retired
 // lane belongs to no replica, and its nodes are swept by later inserts.
 type lane struct {
-	first, last uint32
-	n           uint32
-	capacity    uint32 // 0 is none
+	ring     node   // between the most and the least recently used node
+	n        uint32 // blocks
+	capacity uint32 // 0 is none
 
 	// Nodes touched at tick older or later are young: since then, about an eighth of the list was
 	// touched. recent becomes older after every sixteenth.
-	older, recent uint32
-	touched       int
+	older, recent, touched uint32
 
 	open       uint32 // the segment that gets the next new block, if it has room
-	generation uint64 // unique to this use of the lane; 0 while it is free
 	retired    bool
-	live       bool // see SetLive
-	owner      any  // of the replica, for its Holders
+	live       bool   // see SetLive
+	generation uint64 // unique to this use of the lane; 0 while it is free
+	owner      any    // of the replica, for its Holders
 }
 
 const noLane = math.MaxUint16
@@ -55,7 +54,7 @@ func (x *Index) Add(owner any) Slot {
 	x.generation++
 	x.known++
 	x.lru.lanes[i] = lane{
-		first: none, last: none, open: none, older: x.tick, recent: x.tick,
+		ring: node{prev: ringOf(i), next: ringOf(i)}, open: none, older: x.tick, recent: x.tick,
 		generation: x.generation, owner: owner,
 	}
 	x.fitBudget()

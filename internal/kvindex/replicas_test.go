@@ -121,8 +121,9 @@ func TestSlots(t *testing.T) {
 
 func TestMoreReplicasThanSlots(t *testing.T) {
 	x := New(0)
-	for range noLane {
-		x.lru.lanes = append(x.lru.lanes, lane{generation: 1, first: none, last: none, open: none})
+	for i := range uint16(noLane) {
+		ring := node{prev: ringOf(i), next: ringOf(i)}
+		x.lru.lanes = append(x.lru.lanes, lane{generation: 1, ring: ring, open: none})
 	}
 	assert.Equal(t, NoSlot, x.Add(nil))
 	blocks := prompt(1, 0, 0, 4)

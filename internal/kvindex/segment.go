@@ -16,16 +16,13 @@ type segment struct {
 
 const segmentSize = 7
 
-// holding is what one lane holds of a segment. From the low bits: its node in 32, in a segment the kind in 2, at bit 40
-// the positions held, at bit 48 the lane. In a segment whose holdings are in a cell, the cell takes the place of
-// the node, and the positions are those that any lane holds.
+// holding is what one lane holds of a segment. From the low bits: its node in 32, at bit 40 the positions held, at bit 48
+// the lane. In a segment whose holdings are in a cell, a bit is set, the cell takes the place of the node, and the
+// positions are those that any lane holds.
 type holding uint64
 
 const (
-	kindNone holding = iota << 32
-	kindOne
-	kindCell
-	kindMask = 3 << 32
+	cellBit holding = 1 << 32
 
 	positionsAt   = 40
 	laneAt        = 48
@@ -36,15 +33,17 @@ func newHolding(lane uint16, mask uint8, node uint32) holding {
 	return holding(lane)<<laneAt | holding(mask)<<positionsAt | holding(node)
 }
 
-func (h holding) kind() holding { return h & kindMask }
-func (h holding) node() uint32  { return uint32(h) }
-func (h holding) mask() uint8   { return uint8(h >> positionsAt) }
-func (h holding) lane() uint16  { return uint16(h >> laneAt) }
+func (h holding) node() uint32 { return uint32(h) }
+func (h holding) mask() uint8  { return uint8(h >> positionsAt) }
+func (h holding) lane() uint16 { return uint16(h >> laneAt) }
 
 func (h *holding) setMask(mask uint8) { *h = *h&^positionsMask | holding(mask)<<positionsAt }
 
 // live returns the positions that any lane holds.
 func (g *segment) live() uint8 { return g.holders[0].mask() }
+
+// inCell reports whether several lanes hold some of it.
+func (g *segment) inCell() bool { return g.holders[0]&cellBit != 0 }
 
 // run returns how many of the blocks stand in the segment from a position on, where the first does.
 func (g *segment) run(pos int, blocks []uint64) int {
@@ -101,13 +100,13 @@ func (c *cells) set(i uint32, list []holding) {
 
 // of returns the holdings of a segment, by lane.
 func (c *cells) of(g *segment) []holding {
-	switch h := g.holders[0]; h.kind() {
-	case kindOne:
-		return g.holders[:]
-	case kindCell:
+	switch h := g.holders[0]; {
+	case h&cellBit != 0:
 		return c.lists[h.node()]
+	case h == 0:
+		return nil
 	}
-	return nil
+	return g.holders[:]
 }
 
 // ofLane returns the place of the lane's holding among those of a segment, or where it would stand.
@@ -134,33 +133,33 @@ func (c *cells) heldBy(g *segment, lane uint16) holding {
 // add adds the holding of a lane that has none at the segment.
 func (c *cells) add(g *segment, h holding) {
 	word := g.holders[0]
-	if word.kind() == kindNone {
-		g.holders[0] = h | kindOne
+	if word == 0 {
+		g.holders[0] = h
 		return
 	}
 	cell, all := word.node(), c.of(g)
-	if word.kind() == kindOne {
-		cell, all = c.push(), []holding{word &^ kindMask}
+	if !g.inCell() {
+		cell, all = c.push(), []holding{word}
 	}
 	i, _ := ofLane(all, h.lane())
 	if len(all) == cap(all) {
 		all = append(make([]holding, 0, len(all)+len(all)/4+2), all...)
 	}
 	c.set(cell, slices.Insert(all, i, h))
-	g.holders[0] = newHolding(0, word.mask()|h.mask(), cell) | kindCell
+	g.holders[0] = newHolding(0, word.mask()|h.mask(), cell) | cellBit
 }
 
 // remove takes out the i-th holding of a segment. The caller sets which positions are live then, if more than one is
 // left.
 func (c *cells) remove(g *segment, i int) {
 	word := g.holders[0]
-	if word.kind() == kindOne {
-		g.holders[0] = word&positionsMask | kindNone
+	if !g.inCell() {
+		g.holders[0] = 0
 		return
 	}
 	all := slices.Delete(c.of(g), i, i+1)
 	if len(all) == 1 {
-		g.holders[0] = all[0] | kindOne
+		g.holders[0] = all[0]
 		c.set(word.node(), nil)
 		c.free = append(c.free, word.node())
 		return

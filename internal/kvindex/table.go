@@ -171,7 +171,7 @@ func (t *table) drop(at uint32, dead uint8, all bool) {
 		}
 	}
 	if all {
-		g.holders[0] = kindNone
+		g.holders[0] = 0
 		t.segments.remove(at)
 	}
 }
@@ -212,14 +212,4 @@ func (t *table) beside(near ref, hash uint64) (*segment, ref) {
 		}
 	}
 	return nil, noRef
-}
-
-// warm reads the homes of blocks, so that a writer does not wait for memory while it holds the lock: the processor
-// fetches all of them at once. The sum means nothing; without it the compiler drops the reads.
-func (t *table) warm(blocks []uint64) (sum uint64) {
-	for _, hash := range blocks {
-		s, key := t.shard(hash)
-		sum += uint64(s.entries[s.home(key)])
-	}
-	return sum
 }
