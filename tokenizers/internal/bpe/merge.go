@@ -6,10 +6,6 @@ import (
 	"unicode/utf8"
 )
 
-// few is up to how many symbols a piece is merged by looking at all of them for
-// each merge; longer ones need a heap.
-const few = 48
-
 // check is how many bytes, symbols or merges are worked through between two looks
 // at the context.
 const check = 16 << 10
@@ -59,10 +55,7 @@ func (m *Model) merged(dst []uint32, piece string, s *scratch) ([]uint32, error)
 			return dst, err
 		}
 	}
-	if len(s.ids) <= few {
-		return append(dst, m.mergeFew(s.ids, s.vals)...), nil
-	}
-	return m.mergeMany(dst, s)
+	return m.merge(dst, s)
 }
 
 // symbols appends what merging starts from.
@@ -91,31 +84,6 @@ func (m *Model) symbols(dst []uint32, piece string) []uint32 {
 	return dst
 }
 
-// mergeFew merges in place. Two pairs of equal rank are the same pair, so the
-// least val is the lowest rank, and < finds the leftmost.
-func (m *Model) mergeFew(ids []uint32, vals []uint64) []uint32 {
-	for {
-		best, at := noMerge, 0
-		for i, v := range vals {
-			if v < best {
-				best, at = v, i
-			}
-		}
-		if best == noMerge {
-			return ids
-		}
-		ids[at] = uint32(best)
-		ids = append(ids[:at+1], ids[at+2:]...)
-		vals = append(vals[:at], vals[at+1:]...)
-		if at > 0 {
-			vals[at-1] = m.pair(ids[at-1], ids[at])
-		}
-		if at < len(vals) {
-			vals[at] = m.pair(ids[at], ids[at+1])
-		}
-	}
-}
-
 // candidate is a pair that may merge: val as it was when it was found, and where.
 type candidate struct {
 	val uint64
@@ -141,8 +109,9 @@ func (c *candidates) Pop() any {
 	return last
 }
 
-// mergeMany does the same with a heap over a linked list.
-func (m *Model) mergeMany(dst []uint32, s *scratch) ([]uint32, error) {
+// merge merges the two neighbours of the lowest rank, of equals the leftmost, until none are left: a heap over a linked
+// list. Two pairs of equal rank are the same pair.
+func (m *Model) merge(dst []uint32, s *scratch) ([]uint32, error) {
 	n := len(s.ids)
 	s.next, s.prev, s.heap = s.next[:0], s.prev[:0], s.heap[:0]
 	s.vals = append(s.vals, noMerge)
