@@ -23,8 +23,8 @@ var builtinMethods = sync.OnceValue(func() map[string]*Method {
 		if engine, ok := engineLegs[d.Methods[0]]; ok && err == nil {
 			m.legs.drain = true
 			if engine != nil {
-				m.legs.engine, err = newLegs(engine)
-				m.legs.engine.drain = true
+				other, _ := compile(dialect.Dialect{KV: engine})
+				m.legs.engine, other.legs.drain = other.legs, true
 			}
 		}
 		if err != nil {

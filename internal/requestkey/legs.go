@@ -44,40 +44,24 @@ type Transfer struct {
 	Pull    []byte // what a decode replica has answered to the last turn, for the prefill leg; nil = nothing
 }
 
-// newLegs compiles the legs of a dialect. The error names the field.
-func newLegs(kv *dialect.KV) (*Legs, error) {
-	l := &Legs{sequential: kv.Answer != ""}
-	for _, p := range []struct {
-		at   *place
-		name string
-		path dialect.Path
-		want kind
-	}{
-		{&l.params, "params", kv.Params, scalar | kindMessage}, {&l.sequences, "sequences", kv.Sequences, kindNumber},
-		{&l.answer, "answer", kv.Answer, kindText | kindEncoded | kindMessage},
-	} {
-		alts, err := parsePath(p.path)
-		if *p.at = (place{want: p.want, alts: alts}); err != nil {
-			return nil, fmt.Errorf("%s: %w", p.name, err)
-		}
+// compile compiles all but the places that a request is read from. The error names the field.
+func (l *Legs) compile(kv *dialect.KV) (err error) {
+	l.sequential = slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
+	if l.sequential != (kv.Answer != "") {
+		return errors.New("answer: it goes with $answer in decode")
 	}
-	handed := slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
-	if handed != l.sequential {
-		return nil, errors.New("answer: it goes with $answer in decode")
-	}
-	var err error
 	if l.prefill, err = assignments(kv.Prefill, false); err != nil {
-		return nil, fmt.Errorf("prefill: %w", err)
+		return fmt.Errorf("prefill: %w", err)
 	}
-	if l.decode, err = assignments(kv.Decode, handed); err != nil {
-		return nil, fmt.Errorf("decode: %w", err)
+	if l.decode, err = assignments(kv.Decode, l.sequential); err != nil {
+		return fmt.Errorf("decode: %w", err)
 	}
 	for _, a := range l.decode {
 		if a.value == "$answer" {
 			l.handed = append(l.handed, a)
 		}
 	}
-	return l, nil
+	return nil
 }
 
 // reference is how a value refers to something, and references are what it may refer to.

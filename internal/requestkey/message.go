@@ -203,20 +203,14 @@ func wireField(b []byte, st *step, want kind, take func(value)) {
 		case f.Type != protowire.BytesType || want&kindEncoded == 0:
 		case st.key == "":
 			take(value{kind: kindEncoded, text: alias(f.Bytes), listed: st.list})
-		case wireText(f.Bytes, 1) == st.key: // of an entry of a map
-			wireField(f.Bytes, &step{num: 2}, want, take)
+		default: // an entry of a map
+			key := ""
+			wireField(f.Bytes, &step{num: 1}, kindEncoded, func(v value) { key = v.text })
+			if key == st.key {
+				wireField(f.Bytes, &step{num: 2}, want, take)
+			}
 		}
 	})
-}
-
-// wireText returns the text in a field of an encoded message.
-func wireText(b []byte, num protowire.Number) (s string) {
-	protofield.Each(b, func(f protofield.Field) {
-		if f.Number == num {
-			s = alias(f.Bytes)
-		}
-	})
-	return s
 }
 
 // text returns the text in a field.

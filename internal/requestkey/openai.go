@@ -32,7 +32,7 @@ var ErrModel = errors.New("model: it must be a string")
 // behind the end, and whole is false, as it is for what is no JSON object. The prompt aliases the body. The only
 // error is [ErrModel]. Safe for concurrent use.
 func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
-	b := readBody(raw)
+	b := objectOf(jsonValue{b: raw}, bodyNames)
 	if v := b.val("model"); len(v.b) > 0 && !v.is('"') && !v.cut {
 		return b.whole, ErrModel
 	}
@@ -40,13 +40,8 @@ func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
 	return b.whole, nil
 }
 
-// A body is an OpenAI request.
-type body struct{ object }
-
-func readBody(raw []byte) *body { return &body{objectOf(jsonValue{b: raw}, bodyNames)} }
-
-// fill sets what is wanted and q does not have.
-func (b *body) fill(q *policy.Request, split, session, prompt bool) {
+// fill sets what is wanted of an OpenAI request and q does not have.
+func (b *object) fill(q *policy.Request, split, session, prompt bool) {
 	model, adapter := b.copied("model"), b.copied("lora_path", "lora_name")
 	if base, name, ok := strings.Cut(model, ":"); ok && split {
 		model, adapter = base, name
@@ -71,7 +66,7 @@ func (b *body) fill(q *policy.Request, split, session, prompt bool) {
 }
 
 // prompt returns ids, else the chat, else the completion prompt or the input.
-func (b *body) prompt() policy.Prompt {
+func (b *object) prompt() policy.Prompt {
 	for _, name := range []string{"input_ids", "prompt_token_ids"} {
 		if p := completion(b.val(name)); len(p.Tokens) > 0 {
 			return p
@@ -87,7 +82,7 @@ func (b *body) prompt() policy.Prompt {
 }
 
 // input returns the text to embed, or the input of OpenAI's responses API: a text or items, behind the instructions.
-func (b *body) input() policy.Prompt {
+func (b *object) input() policy.Prompt {
 	p, instructions := completion(b.val("input")), b.val("instructions")
 	switch first, ok := instructions.text(); {
 	case ok && p.Text != "":
@@ -133,14 +128,8 @@ func (v jsonValue) appendID(ids []uint32) []uint32 {
 	return append(ids, uint32(n))
 }
 
-// ReadUsage is [Method.Usage] for the body of an OpenAI response or one of its server-sent events.
-func ReadUsage(u *policy.Usage, raw []byte) bool {
-	defer harmless()
-	return readUsageJSON(u, raw)
-}
-
-// readUsageJSON raises u to the usage of an OpenAI response or chunk, which may be a server-sent event.
-func readUsageJSON(u *policy.Usage, raw []byte) (found bool) {
+// ReadUsage is [Method.Usage] for the body of an OpenAI response or chunk, which may be a server-sent event.
+func ReadUsage(u *policy.Usage, raw []byte) (found bool) {
 	response := objectOf(jsonValue{b: bytes.TrimPrefix(raw, []byte("data:"))}, responseNames)
 	usage := objectOf(response.val("usage"), usageNames)
 	cached := -1

@@ -16,7 +16,8 @@ import (
 func readBodyOf(t testing.TB, body string) policy.Request {
 	t.Helper()
 	var q policy.Request
-	readBody([]byte(body)).fill(&q, true, true, true)
+	o := objectOf(jsonValue{b: []byte(body)}, bodyNames)
+	o.fill(&q, true, true, true)
 	return q
 }
 
@@ -201,7 +202,7 @@ func TestUsageBodies(t *testing.T) {
 		`{"usage":{"prompt_tokens":-3,"completion_tokens":2.5}}`: policy.NoUsage,
 	} {
 		u := policy.NoUsage
-		require.Equal(t, want != policy.NoUsage, readUsageJSON(&u, []byte(body)), body)
+		require.Equal(t, want != policy.NoUsage, ReadUsage(&u, []byte(body)), body)
 		require.Equal(t, want, u, body)
 	}
 }
@@ -214,10 +215,10 @@ func FuzzJSON(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		before := bytes.Clone(b)
 		var q policy.Request
-		o := readBody(b)
+		o := objectOf(jsonValue{b: b}, bodyNames)
 		o.fill(&q, true, true, true)
 		u := policy.NoUsage
-		readUsageJSON(&u, b)
+		ReadUsage(&u, b)
 		require.Equal(t, before, b)
 		var members map[string]json.RawMessage
 		if json.Unmarshal(b, &members) != nil {

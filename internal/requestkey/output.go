@@ -208,10 +208,7 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 		return true, true
 	}
 	m, p := typed.ProtoReflect(), o.method.output
-	var ids []uint32
-	if in, fd := p.tokens.find(m); in != nil {
-		ids = idsOf(in, fd)
-	}
+	ids := p.tokens.ids(m)
 	final, _ := p.final.find(m)
 	if o.prefill.given {
 		return o.repeats(typed, ids, final != nil)
@@ -232,8 +229,7 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 		return true, false
 	}
 	if len(ids) > 0 && o.text {
-		in, fd := p.text.find(m)
-		o.held = in == nil || strings.HasSuffix(in.Get(fd).String(), "\uFFFD")
+		o.held = !wholeText(p.text.string(m))
 	}
 	o.lost = o.lost || len(o.ids) > o.bound || !o.counts(m, len(ids))
 	return true, o.lost && !o.moved
@@ -305,8 +301,7 @@ func (o *Output) Next() proto.Message {
 
 // stops reports whether the request names an id as an end.
 func (o *Output) stops(id uint32) bool {
-	in, fd := o.method.output.stop.find(o.request.ProtoReflect())
-	return in != nil && slices.Contains(idsOf(in, fd), id)
+	return slices.Contains(o.method.output.stop.ids(o.request.ProtoReflect()), id)
 }
 
 // Ends are the last ids that outputs ended with before their bound, as the end-of-sequence token of a model: where the
@@ -352,6 +347,27 @@ func (p *place) find(m protoreflect.Message) (in protoreflect.Message, fd protor
 	}
 	return in, fd
 }
+
+// ids returns the integers at a place of a message, none where it has none.
+func (p *place) ids(m protoreflect.Message) []uint32 {
+	in, fd := p.find(m)
+	if in == nil {
+		return nil
+	}
+	return idsOf(in, fd)
+}
+
+// string returns the text at a place of a message, "" where it has none.
+func (p *place) string(m protoreflect.Message) string {
+	in, fd := p.find(m)
+	if in == nil {
+		return ""
+	}
+	return in.Get(fd).String()
+}
+
+// wholeText reports whether there is a text, and no more tokens complete its last character.
+func wholeText(s string) bool { return s != "" && !strings.HasSuffix(s, "\uFFFD") }
 
 // remove clears the fields at a place.
 func (p *place) remove(m protoreflect.Message) {

@@ -41,18 +41,12 @@ func (o *Output) Prefilled(msg any) (ok bool) {
 		return false
 	}
 	m, p := typed.ProtoReflect(), o.method.output
-	in, fd := p.tokens.find(m)
-	if in == nil || in.Get(fd).List().Len() != 1 {
-		return false
-	}
-	ids, text := idsOf(in, fd), ""
+	ids, text := p.tokens.ids(m), ""
 	if o.text {
-		if in, fd := p.text.find(m); in != nil {
-			text = in.Get(fd).String()
-		}
-		if text == "" || strings.HasSuffix(text, "\uFFFD") { // more tokens complete it
-			return false
-		}
+		text = p.text.string(m)
+	}
+	if len(ids) != 1 || o.text && !wholeText(text) {
+		return false
 	}
 	p.final.remove(m)
 	if !p.message.allows(m, "") { // such as its log probability, which would come twice

@@ -59,7 +59,8 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 	}
 	unread := prompt && m.readPrompt(q, &s)
 	if body.text != "" && !parameters {
-		readBody(bytesOf(body.text)).fill(q, true, session, prompt)
+		o := objectOf(jsonValue{b: bytesOf(body.text)}, bodyNames)
+		o.fill(q, true, session, prompt)
 	}
 	if unread && q.Prompt.Empty() {
 		return ErrContent
@@ -124,7 +125,7 @@ func (m *Method) readUsage(u *policy.Usage, msg any) (found bool) {
 	}
 	found = raise(u, prompt, output, cached) || delta >= 0
 	if body := m.usageJSON.first(&s); body.text != "" {
-		found = readUsageJSON(u, bytesOf(body.text)) || found
+		found = ReadUsage(u, bytesOf(body.text)) || found
 	}
 	return found
 }

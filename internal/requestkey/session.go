@@ -15,8 +15,7 @@ import (
 // then of those that agents use. Names are compared without regard to case; what is configured may be written with - or
 // with _ throughout. Immutable.
 type SessionKeys struct {
-	names  []string // that are configured, in lower case, each in its spellings
-	agents []agentKeys
+	names []string // that are configured, in lower case, each in its spellings
 }
 
 // agentKeys are the names that an agent uses; "" = it sends no such thing.
@@ -40,7 +39,7 @@ func NewSessionKeys(names ...string) *SessionKeys {
 	if len(names) == 0 {
 		names = policy.Config{}.WithDefaults().SessionKeys
 	}
-	k := &SessionKeys{agents: agents}
+	k := new(SessionKeys)
 	for _, name := range names {
 		name = strings.ToLower(name)
 		for _, spelt := range []string{name, strings.ReplaceAll(name, "_", "-"), strings.ReplaceAll(name, "-", "_")} {
@@ -79,7 +78,7 @@ func (k *SessionKeys) agent(headers func(name string) []string, q *policy.Reques
 		}
 		return cmp.Or(headers(name)...)
 	}
-	for _, a := range k.agents {
+	for _, a := range agents {
 		id := get(a.session)
 		if id == "" {
 			continue

@@ -76,15 +76,13 @@ func (t *Turn) Read(response any) (held Held, ok bool) {
 		return held, false
 	}
 	m := msg.ProtoReflect()
-	in, fd := t.method.output.tokens.find(m)
-	if in == nil && t.held.tokens == t.held.prompt { // the whole output may come at once
-		in, fd = t.method.output.all.find(m)
+	ids := t.method.output.tokens.ids(m)
+	if len(ids) == 0 && t.held.tokens == t.held.prompt { // the whole output may come at once
+		ids = t.method.output.all.ids(m)
 	}
-	if in != nil {
-		for _, id := range idsOf(in, fd) {
-			t.before, t.held.hash = t.held.hash, kvindex.Chain(t.held.hash, uint64(id))
-			t.held.tokens++
-		}
+	for _, id := range ids {
+		t.before, t.held.hash = t.held.hash, kvindex.Chain(t.held.hash, uint64(id))
+		t.held.tokens++
 	}
 	held = t.held
 	if held.Params = t.method.legs.Answer(response); held.Params == nil {
