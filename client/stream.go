@@ -28,16 +28,15 @@ func (c *channels) stream(
 	if desc.ClientStreams {
 		answer = state.AnswerUnseen
 	}
-	k := cores.Get().(*core)
-	k.desc, k.open, k.conn, k.method = desc, open, cc, method
+	o := newOwner()
+	k := o.core
 	if !h.Start(&k.call, ctx, cc, method, answer, opts) {
+		owners.Put(o)
 		return open(ctx, desc, cc, method, opts...)
 	}
+	k.desc, k.open, k.conn, k.method = desc, open, cc, method
 	s, tries := new(clientStream), &k.call.Attempts
-	s.core.Store(k)
-	if !tries.Proxied {
-		runtime.SetFinalizer(s, (*clientStream).abandon) // half of the cost of a cleanup, which RecvMsg removes
-	}
+	s.owner.Store(o)
 	if tries.Finishes() {
 		context.AfterFunc(k.call.Context, func() { k.end(k.ended()) })
 	}
@@ -52,9 +51,33 @@ func (c *channels) stream(
 	return s, nil
 }
 
-// cores are of calls that have ended. Their memory is used again: to allocate it for each call costs more than to
-// choose the replica.
-var cores = sync.Pool{New: func() any { return new(core) }}
+// An owner has the core of a call. The application's stream alone refers to it, so that the finalizer runs when the
+// stream is dropped.
+type owner struct{ *core }
+
+// owners are of calls that have ended. They are used again: to allocate a core and to set a finalizer for each call
+// costs more than to choose the replica.
+var owners sync.Pool
+
+func newOwner() *owner {
+	o, ok := owners.Get().(*owner)
+	if !ok {
+		o = &owner{new(core)}
+		runtime.SetFinalizer(o, (*owner).abandon)
+	}
+	return o
+}
+
+// free has the memory of a call that has ended used again, if nothing else refers to it.
+func (o *owner) free() bool {
+	prepared, free := o.call.Detach()
+	if free {
+		*o.core = core{}
+		o.call.Reuse(prepared)
+		owners.Put(o)
+	}
+	return free
+}
 
 // core is one streaming call; a unary one uses the field call alone. At most one goroutine makes attempts at a time:
 // the one that moved phase to opening. It holds no lock meanwhile.
@@ -112,15 +135,23 @@ type attempt struct {
 // clientStream is what the application holds. Its methods keep it reachable. When it no longer is, abandon ends the
 // call: gRPC by itself would keep stream, goroutine and the work of the replica for as long as the context.
 type clientStream struct {
-	core   atomic.Pointer[core] // nil once the call has succeeded: its memory may be used again
-	inside atomic.Int32         // methods between enter and exit, which may use core
-	over   grpc.ClientStream    // that of the call which has succeeded; set before core is nil
+	owner  atomic.Pointer[owner] // nil once the call has succeeded: its memory may be used again
+	inside atomic.Int32          // methods between enter and exit, which may use the core
+	over   grpc.ClientStream     // that of the call which has succeeded; set before owner is nil
 }
 
 // enter returns the core until exit.
 func (s *clientStream) enter() *core {
 	s.inside.Add(1)
-	return s.core.Load()
+	return s.core()
+}
+
+// core is nil once the call has succeeded.
+func (s *clientStream) core() *core {
+	if o := s.owner.Load(); o != nil {
+		return o.core
+	}
+	return nil
 }
 
 // exit follows enter.
@@ -152,10 +183,13 @@ func (s *clientStream) CloseSend() error {
 	}
 	k.mu.Lock()
 	k.closed = true
-	opens := k.phase == opening
+	phase, at := k.phase, k.at
 	k.mu.Unlock()
-	if opens {
+	switch phase {
+	case opening:
 		return nil // the goroutine that opens it closes it
+	case opened, settled:
+		return at.cs.CloseSend()
 	}
 	at, mine, err := k.begin(nil, false)
 	if mine || err != nil {
@@ -167,7 +201,7 @@ func (s *clientStream) CloseSend() error {
 // RecvMsg does not enter: one goroutine at a time calls it, and it alone has the core used again.
 func (s *clientStream) RecvMsg(m any) error {
 	defer runtime.KeepAlive(s)
-	k := s.core.Load()
+	k := s.core()
 	if k == nil {
 		return s.over.RecvMsg(m)
 	}
@@ -203,28 +237,18 @@ func (s *clientStream) RecvMsg(m any) error {
 // ends ends the call with what its last attempt ended with. Where that is success, the stream needs nothing more of the
 // core, which is used again unless another method, or the end of the context, may still come to it.
 func (s *clientStream) ends(err error) error {
-	k := s.core.Load()
-	if !k.call.Attempts.Proxied {
-		runtime.SetFinalizer(s, nil)
-	}
+	o := s.owner.Load()
+	k := o.core
 	k.end(err)
-	if err != nil && err != io.EOF {
-		return err
+	if err == nil || err == io.EOF {
+		s.over = k.at.cs
+		s.owner.Store(nil)
+		if s.inside.Load() == 0 && !k.call.Attempts.Finishes() && o.free() {
+			return err
+		}
 	}
-	s.over = k.at.cs
-	s.core.Store(nil)
-	if s.inside.Load() == 0 && !k.call.Attempts.Finishes() {
-		k.free()
-	}
+	runtime.SetFinalizer(o, nil)
 	return err
-}
-
-// free has the memory of a call that has ended used again, if nothing else refers to it.
-func (k *core) free() {
-	if k.call.Detach() {
-		*k = core{}
-		cores.Put(k)
-	}
 }
 
 // Header returns the header of the first attempt that has one, or of the one that the call ended with. Where there is
@@ -453,13 +477,19 @@ func (k *core) end(err error) {
 
 // abandon ends a call whose stream the application dropped without reading to the end or cancelling. A request of
 // several messages that is complete is not cut off: its one answer is awaited, and dropped.
-func (s *clientStream) abandon() {
-	k := s.core.Load()
+func (o *owner) abandon() {
+	k := o.core
+	if k.conn == nil { // it was not in use
+		return
+	}
 	k.mu.Lock()
 	complete := k.closed && !k.desc.ServerStreams
 	k.mu.Unlock()
 	go func() { // the application's functions in Finish must not hold up other finalizers
 		if complete {
+			s := new(clientStream)
+			s.owner.Store(o)
+			s.enter() // it has no finalizer any more, so it is not used again
 			_ = s.RecvMsg(new(emptypb.Empty))
 			return
 		}

@@ -15,12 +15,12 @@ func (c *channels) unary(
 	ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker,
 	opts ...grpc.CallOption,
 ) error {
-	k := cores.Get().(*core)
-	rpc := &k.call
+	o := newOwner()
+	rpc := &o.call
 	if !c.handle(cc).Start(rpc, ctx, cc, method, state.AnswerWhole, opts) {
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
-	defer k.free()
+	defer o.free()
 	defer rpc.End()
 	tries := &rpc.Attempts
 	tries.Sends(req)

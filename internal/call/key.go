@@ -18,8 +18,9 @@ import (
 // A key is the request key of a call, and the message that it is taken from.
 type key struct {
 	request policy.Request
-	msg     any    // until the first response message; set to nil with Call.mu held
-	abort   string // the id by which the engine is to stop the request when the call is cancelled; empty = it is not to
+	msg     any                // until the first response message; set to nil with Call.mu held
+	method  *requestkey.Method // how messages are read; set once the key was filled
+	abort   string             // the id by which the engine is to stop the request when the call is cancelled; empty = it is not to
 
 	uses    policy.Uses // what was taken
 	filled  bool
@@ -34,8 +35,9 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 	q := &k.request
 	k.filled, k.uses = true, k.uses|b.Uses
 	b.ReadMetadata(ctx, r, q)
+	k.method = b.dialect(q)
 	if k.msg != nil {
-		m, named := b.dialect(q), q.ID != "" // by the metadata
+		m, named := k.method, q.ID != "" // by the metadata
 		if err := m.Request(q, k.uses, k.msg); err != nil {
 			h.warnUnread(q.Method, err)
 		}

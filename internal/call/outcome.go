@@ -135,7 +135,7 @@ func (c *Call) FirstMessage() (usage bool) {
 		}
 		c.outrun = nil
 	}
-	return b.dialect(&c.key.request).HasUsage()
+	return c.key.method.HasUsage()
 }
 
 // ReadUsage reads the token counts in a response message, where messages may have them, and what its replica holds for
@@ -143,7 +143,7 @@ func (c *Call) FirstMessage() (usage bool) {
 func (c *Call) ReadUsage(msg any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.reserved.binding.dialect(&c.key.request).Usage(&c.outcome.result.Usage, msg)
+	c.key.method.Usage(&c.outcome.result.Usage, msg)
 	if c.legs != nil && !c.shared {
 		c.legs.keeps(c, msg)
 	}
@@ -182,16 +182,19 @@ func (c *Call) finish() *legs {
 }
 
 // Detach takes a call that has ended out of its Scope, unless something else may still refer to it. It reports whether
-// nothing does, so that its memory may be used again.
-func (c *Call) Detach() bool {
+// nothing does, so that its memory may be used again, and that of what was prepared for it by the call that Reuses it.
+func (c *Call) Detach() (prepared any, detached bool) {
 	s := c.Scope
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.plain {
 		s.call = nil
 	}
-	return c.plain
+	return c.key.request.Prepared, c.plain
 }
+
+// Reuse has a call that has not begun use the memory of what was prepared for another one.
+func (c *Call) Reuse(prepared any) { c.key.request.State().Spare = prepared }
 
 // wasPlain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
 // calls may still refer to them. Called with mu held.

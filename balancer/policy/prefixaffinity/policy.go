@@ -104,7 +104,10 @@ func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) 
 		if q.Prompt.Empty() && (q.Session == "" || p.ray) {
 			return nil
 		}
-		s = new(prepared)
+		if s, _ = q.State().Spare.(*prepared); s == nil {
+			s = new(prepared)
+		}
+		*s, q.State().Spare = prepared{}, nil
 		p.read(s, q, len(v.Replicas()))
 		q.Prepared = s
 	}

@@ -45,6 +45,32 @@ func TestReadOnce(t *testing.T) {
 	assert.Len(t, q.Prepared.(*prepared).Hashes, 50)
 }
 
+// What was prepared for a request that has ended is memory for the next one, and nothing of it is left.
+func TestMemoryIsUsedAgain(t *testing.T) {
+	fresh, again := newRouter(t, 16), newRouter(t, 16)
+	decide := func(r *router.Router, q *policy.Request) policy.Decision {
+		d := route(t, r, q)
+		r.Complete(q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
+		return d
+	}
+	var spare any
+	for i := range 500 {
+		q := policy.Request{Session: "s"}
+		if i%10 != 0 {
+			q = *ask(tokens(i%7, 16*(i%7)), tokens(i%50, 20+i%900))
+		}
+		own := q
+		own.State().Spare = spare
+		want, got := decide(fresh, &q), decide(again, &own)
+		require.Equal(t, want.Replica.ID, got.Replica.ID)
+		require.Equal(t, want.Reason, got.Reason)
+		require.Equal(t, want.MatchedTokens, got.MatchedTokens)
+		require.Equal(t, want.Place, got.Place)
+		require.True(t, spare == nil || own.Prepared == spare, "another memory")
+		spare = own.Prepared
+	}
+}
+
 func TestHoldersAreBounded(t *testing.T) {
 	p := newPolicy(t, Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(100))
