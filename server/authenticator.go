@@ -2,6 +2,7 @@ package server
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
@@ -115,16 +116,30 @@ func (a *authenticator) close() {
 	a.tokens = nil
 }
 
-// take reads the tokens of a config, nil = of the one in force, and puts it into force. On an error nothing changes.
+// take reads the tokens of a config, nil = of the one in force, and puts it into force. On an error, which names the
+// field, nothing changes.
 func (a *authenticator) take(c *Config) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if c == nil {
 		c = a.config
 	}
-	table, known, err := a.build(c)
-	if err != nil {
-		return err
+	table := &accessTable{open: len(c.Principals) == 0, by: make(map[credential]*principal)}
+	known := make(map[string]*principal, len(c.Principals)) // those that exist already, and new ones
+	for i := range c.Principals {
+		from := &c.Principals[i]
+		p := cmp.Or(a.principals[from.Name], newPrincipal(from.Name))
+		known[from.Name] = p
+		all, err := from.credentials()
+		if err != nil {
+			return fmt.Errorf("principals[%d].%w", i, err)
+		}
+		for _, k := range all {
+			if other := table.by[k]; other != nil && other != p {
+				return fmt.Errorf("principals[%d]: %v is that of %s too", i, k, other.name)
+			}
+			table.by[k] = p
+		}
 	}
 	for i := range c.Principals {
 		known[c.Principals[i].Name].follow(&c.Principals[i], c)
@@ -138,32 +153,6 @@ func (a *authenticator) take(c *Config) error {
 	a.table.Store(table)
 	a.moved.give()
 	return nil
-}
-
-// build returns the table of a config, and its principals by name: those that exist already, and new ones. Called with
-// mu held.
-func (a *authenticator) build(c *Config) (*accessTable, map[string]*principal, error) {
-	t := &accessTable{open: len(c.Principals) == 0, by: make(map[credential]*principal)}
-	known := make(map[string]*principal, len(c.Principals))
-	for i := range c.Principals {
-		from := &c.Principals[i]
-		p := a.principals[from.Name]
-		if p == nil {
-			p = newPrincipal(from.Name)
-		}
-		known[from.Name] = p
-		all, err := from.credentials()
-		if err != nil {
-			return nil, nil, fmt.Errorf("principals[%d].%w", i, err)
-		}
-		for _, k := range all {
-			if other := t.by[k]; other != nil && other != p {
-				return nil, nil, fmt.Errorf("principals[%d]: %v is that of %s too", i, k, other.name)
-			}
-			t.by[k] = p
-		}
-	}
-	return t, known, nil
 }
 
 // credentials are those of a principal. The error names the field.

@@ -14,7 +14,7 @@ import (
 // open returns the deployments that a principal may use.
 func (s *Server) open(p *principal) map[string]*deployment {
 	all := *s.deployments.Load()
-	if p.rules.Load().deployments == nil {
+	if p.rules.Load().all() {
 		return all
 	}
 	return filtered(all, func(d *deployment) bool { return p.may(d.name) })

@@ -44,8 +44,18 @@ func (m membership) newPeers(deployment string, log *slog.Logger, now time.Time)
 		bus: m.bus, log: log, origin: m.origin, epoch: m.epoch, settles: now.Add(2 * joinTime),
 		subject: "warmpath.v1." + base64.RawURLEncoding.EncodeToString([]byte(deployment)),
 		known:   make(map[string]*peerServer), total: make(map[string]peerLine),
-		named: make(map[uint32]bool), lines: make(map[uint32]peerLine), moved: true,
+		lines: make(map[uint32]peerLine), moved: true,
 	}
+}
+
+// join begins to receive the updates of the other servers, if there is a cluster.
+func (d *deployment) join() (stop func(), err error) {
+	if d.peers.bus == nil {
+		return func() {}, nil
+	}
+	return d.peers.bus.Subscribe(d.peers.subject, func(data []byte) {
+		_ = shielded(d.log, "an update of another server", func() error { return d.received(data) })
+	})
 }
 
 // received applies an update of another server.

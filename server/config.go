@@ -314,8 +314,7 @@ func (c *Config) CheckFiles() error {
 			return fmt.Errorf("deployments.%s: %w", name, err)
 		}
 	}
-	_, _, err := newAuthenticator(nil).build(c)
-	return err
+	return newAuthenticator(nil).take(c)
 }
 
 // readOnce are the fields of a config that only New reads.

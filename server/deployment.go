@@ -33,9 +33,8 @@ type deployment struct {
 	conns replicaConns
 	tasks tasks
 
-	wake      signal // given when there may be news for watchers
-	unobserve func() // ends the metrics
-	leave     func() // ends the part in a cluster
+	wake signal   // given when there may be news for watchers
+	ends []func() // of the metrics, and of the part in a cluster
 
 	// These are replaced under mu and read without it.
 	hosted    atomic.Pointer[hosted]
@@ -66,7 +65,6 @@ func newDeployment(
 ) *deployment {
 	d := &deployment{name: name, life: rand.Text(), log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
 	d.pollers = make(map[string]poller)
-	d.unobserve, d.leave = func() {}, func() {}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
 	d.peers = m.newPeers(name, d.log, now())
@@ -127,13 +125,11 @@ func (x *change) apply(limits *Config) {
 	}
 	var err error
 	if first {
-		var stop func()
-		if stop, err = d.watchMeters(); err == nil {
-			d.unobserve = stop
-		}
-		leave, alone := d.peers.join(d.received)
-		if err = errors.Join(err, alone); alone == nil {
-			d.leave = leave
+		for _, begin := range []func() (func(), error){d.watchMeters, d.join} {
+			end, failed := begin()
+			if err = errors.Join(err, failed); failed == nil {
+				d.ends = append(d.ends, end)
+			}
 		}
 		announce(d.log, &x.config, d.catalogue.Load().notServing())
 	}
@@ -241,14 +237,15 @@ func (d *deployment) tick(now time.Time) {
 // close ends the deployment, with its goroutines, its watchers and the picks that wait.
 func (d *deployment) close() {
 	d.tasks.stop()
-	d.leave()
+	for _, end := range d.ends {
+		end()
+	}
 	d.mu.Lock()
 	d.closed = true
 	d.peers.leave(d.now())
 	d.balance.ledger.close()
 	d.wake.give()
 	d.mu.Unlock()
-	d.unobserve()
 	d.picks.leases.close()
 	d.hosted.Load().close()
 	d.conns.close()

@@ -36,7 +36,7 @@ type index struct {
 	silent map[string]cacheOf // replicas that publish no events, by id
 
 	version uint64
-	log     []indexChange // of the versions after floor, without gaps
+	log     [][]*warmpathv1.CacheChange // of the versions after floor, without gaps; never written again
 	floor   uint64
 	logged  int // hashes in log
 
@@ -79,12 +79,6 @@ type lane struct {
 
 // A link is a superblock held: when it was stored, and with which others, each the prefix of the next.
 type link struct{ order, chain uint64 }
-
-// indexChange is what one version changed.
-type indexChange struct {
-	changes []*warmpathv1.CacheChange // never written again
-	hashes  int
-}
 
 // newIndex returns an empty index whose versions follow one.
 func newIndex(after uint64) *index {
@@ -223,41 +217,43 @@ func (x *index) flush(number func(id string) uint32) {
 
 // makeVersion is flush with mu held.
 func (x *index) makeVersion(number func(id string) uint32) {
-	var next indexChange
+	var next []*warmpathv1.CacheChange
 	for k, l := range x.lanes {
 		switch n := number(k.replica); {
 		case n == 0:
 			delete(x.lanes, k) // watchers drop it with the replica
 		case n != l.number:
 			l.number = n
-			next.changes = append(next.changes, l.whole(k)...)
+			next = append(next, l.whole(k)...)
 		default:
 			for _, c := range l.pending {
 				c.Replica = n
 			}
-			next.changes = append(next.changes, l.pending...)
+			next = append(next, l.pending...)
 		}
 		l.pending = nil
 	}
-	if len(next.changes) == 0 {
+	if len(next) == 0 {
 		return
-	}
-	for _, c := range next.changes {
-		next.hashes += sizeOf(c)
 	}
 	x.version++
 	x.log = append(x.log, next)
-	x.logged += next.hashes
+	x.logged += sizeOf(next...)
 	for x.logged > maxLogged && len(x.log) > 0 {
-		x.logged -= x.log[0].hashes
+		x.logged -= sizeOf(x.log[0]...)
 		x.floor++
-		x.log[0] = indexChange{}
+		x.log[0] = nil
 		x.log = x.log[1:]
 	}
 }
 
-// sizeOf is what a change counts in the bounds.
-func sizeOf(c *warmpathv1.CacheChange) int { return 1 + len(c.Removed) + len(c.Stored) }
+// sizeOf is what changes count in the bounds.
+func sizeOf(changes ...*warmpathv1.CacheChange) (size int) {
+	for _, c := range changes {
+		size += 1 + len(c.Removed) + len(c.Stored)
+	}
+	return size
+}
 
 func (l *lane) message(k laneKey) *warmpathv1.CacheChange {
 	tier := warmpathv1.CacheTier(k.tier) + warmpathv1.CacheTier_CACHE_TIER_GPU
@@ -293,43 +289,32 @@ func (x *index) since(version uint64, number func(id string) uint32) []*warmpath
 	if version < x.floor || version > x.version {
 		if x.snapshot == nil || x.snapshotVersion < x.floor {
 			x.makeVersion(number) // a snapshot is of a version: nothing may be pending
-			x.snapshot, x.snapshotVersion = x.whole(), x.version
+			var whole []*warmpathv1.CacheChange
+			for k, l := range x.lanes {
+				whole = append(whole, l.whole(k)...)
+			}
+			x.snapshot, x.snapshotVersion = updates(whole, x.version), x.version
+			x.snapshot[0].Snapshot = true
 		}
-		all = append(all, x.snapshot...)
-		version = x.snapshotVersion
+		all, version = slices.Clone(x.snapshot), x.snapshotVersion
 	}
-	u := new(warmpathv1.IndexUpdate)
-	hashes := 0
-	for at := version + 1; at <= x.version; at++ {
-		c := x.log[at-x.floor-1]
-		u.Changes = append(u.Changes, c.changes...)
-		u.Version = at
-		if hashes += c.hashes; hashes >= maxChunk {
-			all = append(all, u)
-			u, hashes = new(warmpathv1.IndexUpdate), 0
-		}
-	}
-	if u.Version != 0 {
-		all = append(all, u)
+	if version < x.version {
+		all = append(all, updates(slices.Concat(x.log[version-x.floor:]...), x.version)...)
 	}
 	return all
 }
 
-// whole is a snapshot of a version that was just made, in messages of bounded size.
-func (x *index) whole() []*warmpathv1.IndexUpdate {
-	u := &warmpathv1.IndexUpdate{Snapshot: true}
-	var all []*warmpathv1.IndexUpdate
-	hashes := 0
-	for k, l := range x.lanes {
-		for _, c := range l.whole(k) {
-			u.Changes = append(u.Changes, c)
-			if hashes += sizeOf(c); hashes >= maxChunk {
-				all = append(all, u)
-				u, hashes = new(warmpathv1.IndexUpdate), 0
-			}
+// updates are changes in messages of bounded size, one at least; the last has the version.
+func updates(changes []*warmpathv1.CacheChange, version uint64) (all []*warmpathv1.IndexUpdate) {
+	u, size := new(warmpathv1.IndexUpdate), 0
+	for _, c := range changes {
+		u.Changes = append(u.Changes, c)
+		if size += sizeOf(c); size >= maxChunk {
+			all = append(all, u)
+			u, size = new(warmpathv1.IndexUpdate), 0
 		}
 	}
-	u.Version = x.version
+	u.Version = version
 	return append(all, u)
 }
 

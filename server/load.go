@@ -252,7 +252,7 @@ func (b *balance) tick(rt *router.Router, leased map[uint32]replicaLoad, now tim
 	var unknown []*member
 	var known replicaLoad // peer load of the rest
 	damped := b.peers.damped(b.ledger.roster.order)
-	for _, m := range b.ledger.roster.order {
+	for i, m := range b.ledger.roster.order {
 		rep := view.ByID(m.ID)
 		before := retired[m.ID]
 		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
@@ -273,7 +273,8 @@ func (b *balance) tick(rt *router.Router, leased map[uint32]replicaLoad, now tim
 			continue
 		}
 		total.add(own, -1)
-		if l, ok := damped[m.ID]; ok {
+		if damped != nil {
+			l := damped[i]
 			total.add(b.peers.total[m.ID].replicaLoad, -1)
 			total.add(replicaLoad{int64(l.Ongoing), l.QueuedTokens}, 1)
 		}

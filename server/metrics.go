@@ -115,9 +115,9 @@ func (d *deployment) watching() int64 {
 type tally struct {
 	mu        sync.Mutex // guards what follows, but for the atomics
 	decisions map[decided]uint64
-	failures  map[codes.Code]uint64 // failed picks
-	cached    cachedTokens
-	shadow    shadowCounts
+	failures  map[codes.Code]uint64   // failed picks
+	cached    warmpathv1.CachedTokens // over the requests whose end was reported with usage
+	shadow    warmpathv1.ShadowStatus // over the decisions of one shadow policy
 
 	registrationsExpired atomic.Int64
 	pollsFailed          atomic.Int64
@@ -128,15 +128,6 @@ type tally struct {
 type decided struct {
 	policy string
 	reason policy.Reason
-}
-
-// cachedTokens are the sums over the requests whose end was reported with usage.
-type cachedTokens struct{ prompt, predicted, measured uint64 }
-
-// shadowCounts are the sums over the decisions of one shadow policy.
-type shadowCounts struct {
-	policy                                string
-	decisions, differing, matched, actual uint64
 }
 
 // maxKinds bounds the kinds of decisions: a custom policy has its own reasons.
@@ -157,15 +148,16 @@ func (t *tally) decided(policyName string, q *policy.Request, d *policy.Decision
 	if !shadowed {
 		return
 	}
-	if t.shadow.policy != shadow {
-		t.shadow = shadowCounts{policy: shadow}
+	if t.shadow.Policy != shadow {
+		t.shadow.Reset()
+		t.shadow.Policy = shadow
 	}
-	t.shadow.decisions++
+	t.shadow.Decisions++
 	if other.Replica != d.Replica {
-		t.shadow.differing++
+		t.shadow.Differing++
 	}
-	t.shadow.matched += uint64(other.MatchedTokens)
-	t.shadow.actual += uint64(actual)
+	t.shadow.MatchedTokens += uint64(other.MatchedTokens)
+	t.shadow.ActualMatchedTokens += uint64(actual)
 }
 
 // used counts the usage of a request whose end was reported, if the report has it.
@@ -175,9 +167,9 @@ func (t *tally) used(q *policy.Request, d *policy.Decision, u policy.Usage) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.cached.prompt += uint64(max(u.PromptTokens, q.PromptTokens))
-	t.cached.predicted += uint64(d.MatchedTokens)
-	t.cached.measured += uint64(u.CachedTokens)
+	t.cached.Prompt += uint64(max(u.PromptTokens, q.PromptTokens))
+	t.cached.Predicted += uint64(d.MatchedTokens)
+	t.cached.Measured += uint64(u.CachedTokens)
 }
 
 // caches returns what was predicted and measured, each nil where there is nothing. shadow is the name of the shadow
@@ -185,17 +177,15 @@ func (t *tally) used(q *policy.Request, d *policy.Decision, u policy.Usage) {
 func (t *tally) caches(shadow string) (c *warmpathv1.CachedTokens, s *warmpathv1.ShadowStatus) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.cached.prompt > 0 {
-		c = &warmpathv1.CachedTokens{
-			Prompt: t.cached.prompt, Predicted: t.cached.predicted, Measured: t.cached.measured,
-		}
+	if t.cached.Prompt > 0 {
+		c = proto.CloneOf(&t.cached)
 	}
-	if shadow == "" {
-		return c, nil
-	}
-	s = &warmpathv1.ShadowStatus{Policy: shadow}
-	if x := &t.shadow; x.policy == shadow {
-		s.Decisions, s.Differing, s.MatchedTokens, s.ActualMatchedTokens = x.decisions, x.differing, x.matched, x.actual
+	switch shadow {
+	case "":
+	case t.shadow.Policy:
+		s = proto.CloneOf(&t.shadow)
+	default:
+		s = &warmpathv1.ShadowStatus{Policy: shadow}
 	}
 	return c, s
 }

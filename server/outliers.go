@@ -2,6 +2,7 @@ package server
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -117,36 +118,31 @@ func (e *ejection) passProbe(m *member, l *ledger, now time.Time, accuses func(*
 // their reports show whether they probe. Of those, the ones that accuse the replica come last; then the order is that of
 // names. O(clients x log(clients)).
 func (l *ledger) nextProber(number uint32, last string, accuses func(*client) bool) string {
-	type place struct {
-		busy, accuses int // 1 = it does
-		id            string
-	}
-	var order []place
+	const busy = 2
+	rank := make(map[string]int) // of the clients that watch
 	for id, c := range l.clients {
 		if c.ended {
 			continue
 		}
-		p := place{id: id}
+		rank[id] = 0
 		if c.lines[number].ongoing > 0 {
-			p.busy = 1
+			rank[id] += busy
 		}
 		if accuses(c) {
-			p.accuses = 1
+			rank[id]++
 		}
-		order = append(order, p)
 	}
+	order := slices.SortedFunc(maps.Keys(rank), func(a, b string) int {
+		return cmp.Or(cmp.Compare(rank[a], rank[b]), cmp.Compare(a, b))
+	})
 	if len(order) == 0 {
 		return ""
 	}
-	slices.SortFunc(order, func(a, b place) int {
-		return cmp.Or(cmp.Compare(a.busy, b.busy), cmp.Compare(a.accuses, b.accuses), cmp.Compare(a.id, b.id))
-	})
-	at := slices.IndexFunc(order, func(p place) bool { return p.id == last })
-	next := order[(at+1)%len(order)]
-	if next.busy != order[0].busy {
-		next = order[0]
+	next := order[(slices.Index(order, last)+1)%len(order)]
+	if rank[next] >= busy && rank[order[0]] < busy {
+		return order[0]
 	}
-	return next.id
+	return next
 }
 
 // outliersFor returns the outliers if they have changed for a watcher, else nil. Called with mu held.

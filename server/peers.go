@@ -46,10 +46,9 @@ type peers struct {
 
 	// What is published next.
 	sequence   uint64
-	last       time.Time // when something was published
-	asked      bool      // a peer needs a snapshot
-	named      map[uint32]bool
-	lines      map[uint32]peerLine // the load as published
+	last       time.Time           // when something was published
+	asked      bool                // a peer needs a snapshot
+	lines      map[uint32]peerLine // the load as published, of the replicas whose names are
 	outcomes   []*warmpathv1.PeerOutcomes
 	homes      *warmpathv1.HomeUpdate // nil = they are as published
 	heartbeats []*warmpathv1.RegisterRequest
@@ -85,16 +84,6 @@ type peerServer struct {
 	ids      map[uint32]string // replicas by its numbers
 	has      map[string]bool   // those that it has had, by id
 	lines    map[string]peerLine
-}
-
-// join begins to receive the updates of the other servers.
-func (p *peers) join(received func(data []byte) error) (stop func(), err error) {
-	if p.bus == nil {
-		return func() {}, nil
-	}
-	return p.bus.Subscribe(p.subject, func(data []byte) {
-		_ = shielded(p.log, "an update of another server", func() error { return received(data) })
-	})
 }
 
 // received enters an update of so many bytes, and returns its sender, or nil where its contents are no news.
@@ -252,8 +241,9 @@ func (p *peers) joined(of *roster, last uint32) {
 	}
 }
 
-// damped is the load of all peers by id, as the Router here is given it: old load is shrunk to the mean.
-func (p *peers) damped(order []*member) map[string]routerload.Peer {
+// damped is the load of all peers on these members, as the Router here is given it: old load is shrunk to the mean. It
+// is nil without a cluster.
+func (p *peers) damped(order []*member) []routerload.Peer {
 	if p.bus == nil {
 		return nil
 	}
@@ -263,11 +253,7 @@ func (p *peers) damped(order []*member) map[string]routerload.Peer {
 		all[i] = routerload.Peer{ID: m.ID, Ongoing: int(load.ongoing), QueuedTokens: load.tokens}
 	}
 	p.damping.Damp(all)
-	byID := make(map[string]routerload.Peer, len(all))
-	for _, l := range all {
-		byID[l.ID] = l
-	}
-	return byID
+	return all
 }
 
 // publish sends what has changed since the last time, and a snapshot if a peer needs one. lines is the load of now;
@@ -295,7 +281,6 @@ func (p *peers) publish(
 		p.send(u, now)
 	}
 	if p.asked {
-		clear(p.named)
 		clear(p.lines)
 		first := &warmpathv1.PeerUpdate{Config: p.config, Snapshot: warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST}
 		p.load(first, of.order, lines)
@@ -313,14 +298,13 @@ func (p *peers) load(u *warmpathv1.PeerUpdate, order []*member, lines map[uint32
 	u.Loads = new(warmpathv1.Loads)
 	add := func(n uint32, l peerLine) {
 		if p.lines[n] != l {
-			p.lines[n] = l
 			appendLoad(u.Loads, n, l.replicaLoad)
 			u.CachedTokens = append(u.CachedTokens, uint64(max(l.cached, 0)))
 		}
+		p.lines[n] = l
 	}
 	for _, m := range order {
-		if !p.named[m.number] {
-			p.named[m.number] = true
+		if _, named := p.lines[m.number]; !named {
 			u.Named = append(u.Named, &warmpathv1.PeerReplica{Number: m.number, Id: m.ID})
 		}
 		add(m.number, lines[m.number])
@@ -329,7 +313,6 @@ func (p *peers) load(u *warmpathv1.PeerUpdate, order []*member, lines map[uint32
 		if _, ok := lines[n]; !ok {
 			add(n, peerLine{})
 			delete(p.lines, n)
-			delete(p.named, n)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -106,60 +107,54 @@ type principal struct {
 	accounts    atomic.Int64 // in ledgers: of watches under way, and of those that ended a moment ago
 }
 
-// rules are the config of a principal.
+// rules are the config of a principal, and its bounds.
 type rules struct {
-	trusted, registers            bool
-	deployments                   map[string]bool // nil = all
-	limiter                       *rate.Limiter   // nil = no bound
-	maxCalls, maxWatches, maxHeld int64           // 0 = no bound
+	*Principal
+	none                          bool          // it may use no deployment
+	limiter                       *rate.Limiter // nil = no bound
+	maxCalls, maxWatches, maxHeld int64         // 0 = no bound
 }
 
 // newPrincipal returns one without permissions.
 func newPrincipal(name string) *principal {
 	p := &principal{name: name}
-	p.rules.Store(&rules{deployments: map[string]bool{}})
+	p.rules.Store(&rules{Principal: new(Principal), none: true})
 	return p
 }
 
 // unrestricted is the principal of every call where the config has no principals.
 func unrestricted() *principal {
 	p := new(principal)
-	p.rules.Store(&rules{trusted: true, registers: true})
+	p.rules.Store(&rules{Principal: &Principal{Trusted: true, Register: true}})
 	return p
 }
 
 // follow puts a config into force. The limiter stays: a change of the config must not refill it.
 func (p *principal) follow(from *Principal, limits *Config) {
 	r := &rules{
-		trusted: from.Trusted, registers: from.Register,
+		Principal:  from,
 		maxCalls:   int64(limits.maxWatchers()),
 		maxWatches: int64((limits.maxWatchers() + 1) / 2),
 		maxHeld:    int64((limits.MaxReservations + 1) / 2),
 	}
-	for _, d := range from.Deployments {
-		if r.deployments == nil {
-			r.deployments = make(map[string]bool, len(from.Deployments))
-		}
-		r.deployments[d] = true
-	}
 	if from.Rate > 0 {
-		r.limiter = rate.NewLimiter(rate.Limit(from.Rate), from.Rate)
-		if old := p.rules.Load().limiter; old != nil {
-			r.limiter = old
-			r.limiter.SetLimit(rate.Limit(from.Rate))
-			r.limiter.SetBurst(from.Rate)
-		}
+		r.limiter = cmp.Or(p.rules.Load().limiter, rate.NewLimiter(rate.Limit(from.Rate), from.Rate))
+		r.limiter.SetLimit(rate.Limit(from.Rate))
+		r.limiter.SetBurst(from.Rate)
 	}
 	p.rules.Store(r)
 }
 
+// all reports whether it may use all deployments.
+func (r *rules) all() bool { return !r.none && len(r.Deployments) == 0 }
+
 // may reports whether it may use a deployment.
 func (p *principal) may(deployment string) bool {
 	r := p.rules.Load()
-	return r.deployments == nil || r.deployments[deployment]
+	return r.all() || slices.Contains(r.Deployments, deployment)
 }
 
-func (p *principal) trusted() bool { return p.rules.Load().trusted }
+func (p *principal) trusted() bool { return p.rules.Load().Trusted }
 
 // own makes a name that clients choose unique to the principal.
 func (p *principal) own(name string) string {

@@ -36,7 +36,7 @@ func (s services) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if !p.rules.Load().registers {
+	if !p.rules.Load().Register {
 		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not register replicas: set its register",
 			p.name)
 	}

@@ -30,10 +30,7 @@ func (s services) Set(ctx context.Context, r *warmpathv1.SetRequest) (*warmpathv
 		return nil, err
 	}
 	version, err := d.picks.store.Set(ctx, r.GetKey(), r.GetValue(), ttlOf(r.GetTtlMs()))
-	if err != nil {
-		return nil, storeStatus(err)
-	}
-	return &warmpathv1.SetResponse{Version: version}, nil
+	return &warmpathv1.SetResponse{Version: version}, storeStatus(err)
 }
 
 // CompareAndSet implements the service.
@@ -46,10 +43,7 @@ func (s services) CompareAndSet(
 	}
 	ttl := ttlOf(r.GetTtlMs())
 	version, err := d.picks.store.CompareAndSet(ctx, r.GetKey(), r.GetVersion(), r.GetValue(), ttl)
-	if err != nil {
-		return nil, storeStatus(err)
-	}
-	return &warmpathv1.CompareAndSetResponse{Version: version}, nil
+	return &warmpathv1.CompareAndSetResponse{Version: version}, storeStatus(err)
 }
 
 // Delete implements the service.
@@ -69,6 +63,8 @@ func ttlOf(ms uint64) time.Duration {
 func storeStatus(err error) error {
 	code := codes.Internal
 	switch {
+	case err == nil:
+		return nil
 	case errors.Is(err, policy.ErrConflict):
 		code = codes.Aborted
 	case errors.Is(err, policy.ErrInvalid):
