@@ -6,9 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/url"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -176,29 +174,41 @@ func (r *watchResolver) config(received string) string {
 			"target", r.target, "error", parsed.Err)
 		return r.good
 	}
-	if len(ignored) > 0 {
-		r.logger.Warn("warmpath: the look-aside server's service config has fields that this client does not know; "+
-			"it goes by the others", "target", r.target, "fields", ignored)
+	if ignored != nil {
+		r.logger.Warn("warmpath: the look-aside server's service config has what this client does not know; "+
+			"it goes by the rest", "target", r.target, "first", ignored)
 	}
 	r.good, r.source = use, received
 	return r.good
 }
 
+// modes are those of this version; "" = the default.
+var modes = []string{"", policy.Broadcast, policy.InCentral, policy.CentralOnly}
+
 // tolerate returns a service config without what this version does not know of the object "warmpath", so that a server
-// may be newer than its clients: fields, and modes. The config of a policy is left as it is. ignored names what was
-// taken out.
-func tolerate(config string) (reduced string, ignored []string) {
+// may be newer than its clients: fields, and modes. The config of a policy is left as it is. ignored names the first
+// that was taken out; nil = none was.
+func tolerate(config string) (reduced string, ignored error) {
 	var whole map[string]json.RawMessage
 	var choices []map[string]json.RawMessage
 	if json.Unmarshal([]byte(config), &whole) != nil || json.Unmarshal(whole["loadBalancingConfig"], &choices) != nil {
 		return config, nil
 	}
 	for _, choice := range choices {
-		if raw, ok := choice["warmpath"]; ok {
-			choice["warmpath"], ignored = known(raw, reflect.TypeFor[policy.Config](), "")
+		var c policy.Config
+		newer := policy.Decode(choice["warmpath"], &c)
+		if newer == nil && !slices.Contains(modes, c.Mode) {
+			newer = fmt.Errorf("mode: %q", c.Mode)
 		}
+		if newer == nil || json.Unmarshal(choice["warmpath"], &c) != nil { // what cannot be read at all is refused later
+			continue
+		}
+		if !slices.Contains(modes, c.Mode) {
+			c.Mode = ""
+		}
+		choice["warmpath"], ignored = encode(c), newer
 	}
-	if len(ignored) == 0 {
+	if ignored == nil {
 		return config, nil
 	}
 	whole["loadBalancingConfig"] = encode(choices)
@@ -209,36 +219,4 @@ func tolerate(config string) (reduced string, ignored []string) {
 func encode(v any) json.RawMessage {
 	text, _ := json.Marshal(v) // what was read can be written
 	return text
-}
-
-// known returns an object with the fields of a struct only.
-func known(raw json.RawMessage, of reflect.Type, prefix string) (kept json.RawMessage, ignored []string) {
-	var object map[string]json.RawMessage
-	if json.Unmarshal(raw, &object) != nil {
-		return raw, nil
-	}
-	fields := make(map[string]reflect.Type)
-	for _, f := range reflect.VisibleFields(of) {
-		if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
-			fields[name] = f.Type
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(object)) {
-		t, ok := fields[name]
-		switch {
-		case !ok || name == "mode" && !knownMode(object[name]):
-			delete(object, name)
-			ignored = append(ignored, prefix+name)
-		case t == reflect.TypeFor[policy.Ejection]():
-			var inside []string
-			object[name], inside = known(object[name], t, name+".")
-			ignored = append(ignored, inside...)
-		}
-	}
-	return encode(object), ignored
-}
-
-func knownMode(raw json.RawMessage) bool {
-	var mode string
-	return json.Unmarshal(raw, &mode) == nil && slices.Contains([]string{"", policy.Broadcast, policy.InCentral, policy.CentralOnly}, mode)
 }
