@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,13 +26,11 @@ func checkNames(names []string) error {
 }
 
 func checkID(id string) error {
-	if len(id) > maxID {
-		return fmt.Errorf("longer than %d bytes", maxID)
-	}
-	if i := strings.IndexFunc(id, func(c rune) bool { return c <= ' ' || c >= 0x7f }); i >= 0 {
-		return fmt.Errorf("%q has something else than printable ASCII at byte %d", id, i)
-	}
-	return nil
+	i := strings.IndexFunc(id, func(c rune) bool { return c <= ' ' || c >= 0x7f })
+	return cmp.Or(
+		want(len(id) <= maxID, "longer than %d bytes", maxID),
+		want(i < 0, "%q has something else than printable ASCII at byte %d", id, i),
+	)
 }
 
 func checkAddress(address string) error {
@@ -39,57 +38,34 @@ func checkAddress(address string) error {
 		return errors.New("missing; want host:port")
 	}
 	host, port, err := net.SplitHostPort(address)
-	switch bad := (*net.AddrError)(nil); {
-	case errors.As(err, &bad):
+	if bad := (*net.AddrError)(nil); errors.As(err, &bad) {
 		return fmt.Errorf("%q is not host:port (%s)", address, bad.Err)
-	case host == "":
-		return fmt.Errorf("%q has no host", address)
 	}
 	return cmp.Or(checkHost(host), checkPort(port))
 }
 
-// checkServerName accepts what may stand as an authority: a host, with or
-// without a port.
+// checkServerName accepts what may stand as an authority: a host, with or without a port.
 func checkServerName(name string) error {
-	host, port, err := net.SplitHostPort(name)
-	if err != nil {
-		host, port = name, "1"
-		if bare, ok := strings.CutPrefix(name, "["); ok {
-			host = strings.TrimSuffix(bare, "]")
-		} else if strings.Contains(name, ":") {
-			return fmt.Errorf("%q: an IPv6 address needs brackets", name)
-		}
-	}
 	switch {
-	case name == "":
+	case name == "", checkAddress(name) == nil && !strings.Contains(name, "%"):
 		return nil
-	case strings.Contains(host, "%"):
+	case strings.Contains(name, "%"):
 		return fmt.Errorf("%q has a zone", name)
-	}
-	return cmp.Or(checkPort(port), checkHost(host))
-}
-
-func checkHost(host string) error {
-	if strings.Contains(host, ":") {
-		if _, err := netip.ParseAddr(host); err != nil {
-			return fmt.Errorf("%q is not an IPv6 address", host)
-		}
-		// The zone is the one part that ParseAddr lets through unread.
-		_, host, _ = strings.Cut(host, "%")
-		if host == "" {
-			return nil
-		}
-	}
-	if host == "" || len(host) > 253 {
-		return fmt.Errorf("host %q is empty or too long", host)
-	}
-	bad := func(c rune) bool {
-		return !('a' <= c && c <= 'z' || 'A' <= c && c <= 'Z' || '0' <= c && c <= '9' || strings.ContainsRune("-._", c))
-	}
-	if i := strings.IndexFunc(host, bad); i >= 0 {
-		return fmt.Errorf("host %q has a %q in it", host, host[i])
+	case checkAddress(name+":1") != nil:
+		return fmt.Errorf("%q is neither host nor host:port; an IPv6 address needs brackets", name)
 	}
 	return nil
+}
+
+// hostName is the name of a host, or the zone of an IPv6 address, which ParseAddr lets through unread.
+var hostName = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,253}$`)
+
+func checkHost(host string) error {
+	name := host
+	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() {
+		name = cmp.Or(ip.Zone(), "none")
+	}
+	return want(hostName.MatchString(name), "%q is neither the name of a host nor an IP address", host)
 }
 
 func checkPort(port string) error {
