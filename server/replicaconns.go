@@ -7,9 +7,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/warmpath/warmpath/internal/target"
 )
 
 // replicaConns are the server's own connections to a deployment's replicas: for health checks, load and KV events.
@@ -84,12 +85,7 @@ func dialReplica(m described, certs *certificates) (*grpc.ClientConn, error) {
 	}
 	opts := []grpc.DialOption{
 		grpc.WithTransportCredentials(secure),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{
-				BaseDelay: 500 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * time.Second,
-			},
-			MinConnectTimeout: 5 * time.Second,
-		}),
+		target.Reconnect(500*time.Millisecond, 5*time.Second),
 	}
 	if m.ServerName != "" {
 		opts = append(opts, grpc.WithAuthority(m.ServerName))

@@ -212,13 +212,10 @@ func (s Source) Close() {
 
 // pageOf is where the page of a replica at an address is.
 func (s Source) pageOf(id, address string) (string, error) {
-	page := cmp.Or(s.pages[id], s.page)
-	host, port, err := net.SplitHostPort(address)
+	_, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return "", fmt.Errorf("%q is not host:port", address)
 	}
-	if strings.Contains(host, ":") {
-		host = "[" + host + "]"
-	}
-	return strings.NewReplacer(hostName, host, portName, port).Replace(page), nil
+	host := strings.TrimSuffix(address, ":"+port) // with the brackets of an IPv6 address
+	return strings.NewReplacer(hostName, host, portName, port).Replace(cmp.Or(s.pages[id], s.page)), nil
 }

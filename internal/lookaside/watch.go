@@ -14,13 +14,13 @@ import (
 
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/target"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -183,12 +183,7 @@ func (s *server) open() error {
 		grpc.WithDisableServiceConfig(),
 		grpc.WithIdleTimeout(0),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
-		grpc.WithConnectParams(grpc.ConnectParams{
-			Backoff: backoff.Config{
-				BaseDelay: 200 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 2 * time.Second,
-			},
-			MinConnectTimeout: 5 * time.Second,
-		}),
+		target.Reconnect(200*time.Millisecond, 2*time.Second),
 	}, s.opts...)...)
 	if err != nil {
 		return err

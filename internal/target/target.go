@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"time"
 
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/attributes"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -87,4 +90,12 @@ func State(replicas []policy.Attributes, own bool) resolver.State {
 		state.Addresses = append(state.Addresses, ep.Addresses...)
 	}
 	return state
+}
+
+// Reconnect has a lost connection made anew after base, and after longer each time, up to longest.
+func Reconnect(base, longest time.Duration) grpc.DialOption {
+	return grpc.WithConnectParams(grpc.ConnectParams{
+		Backoff:           backoff.Config{BaseDelay: base, Multiplier: 1.6, Jitter: 0.2, MaxDelay: longest},
+		MinConnectTimeout: 5 * time.Second,
+	})
 }

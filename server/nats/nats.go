@@ -51,7 +51,7 @@ type bus struct {
 	log      *slog.Logger
 	unsent   chan message
 	ended    chan struct{} // closed when all is sent
-	group    *group        // nil = NATS runs elsewhere
+	operator *nats.Conn    // of the embedded one's system account; nil = it runs elsewhere
 	cause    string        // why NATS cannot be reached; of the callbacks, which one goroutine calls
 }
 
@@ -86,15 +86,12 @@ func open(c cluster.Config, log *slog.Logger) (cluster.Bus, error) {
 	if b.conn, err = nats.Connect(cmp.Or(c.NATS.URL, nats.DefaultURL), options...); err == nil {
 		b.stream, err = jetstream.New(b.conn)
 	}
+	if err == nil && b.embed != nil {
+		b.operator, err = nats.Connect("", nats.InProcessServer(b.embed), nats.UserInfo(operator, b.password))
+	}
 	if err != nil {
 		b.stop()
 		return nil, fmt.Errorf("nats: %w", err)
-	}
-	if b.embed != nil {
-		if b.group, err = joinGroup(b.embed, b.password); err != nil {
-			b.stop()
-			return nil, err
-		}
 	}
 	go b.send()
 	return b, nil
@@ -226,8 +223,8 @@ func (b *bus) Store(name string) policy.Store { return newStore(b.stream, name, 
 
 // Close implements [cluster.Bus].
 func (b *bus) Close() {
-	if b.group != nil {
-		b.group.leave()
+	if b.operator != nil {
+		b.leave()
 	}
 	close(b.unsent)
 	select {
@@ -282,44 +279,31 @@ const (
 	leaveTime, leaveInterval = 3 * time.Second, 50 * time.Millisecond
 )
 
-// group is the embedded servers whose majority JetStream needs. A server has another name in each life, and one that
-// has ended would count for ever: it takes itself out.
-type group struct {
-	embed *natsserver.Server
-	conn  *nats.Conn // of the system account
-}
-
-func joinGroup(embed *natsserver.Server, password string) (*group, error) {
-	conn, err := nats.Connect("", nats.InProcessServer(embed), nats.UserInfo(operator, password))
-	if err != nil {
-		return nil, err
-	}
-	return &group{embed, conn}, nil
-}
-
-// leave takes this server out once the others that run are in the group, and a majority agrees, or after leaveTime.
-func (g *group) leave() {
-	defer g.conn.Close()
+// leave takes this server out of the embedded servers, whose majority JetStream needs, once the others that run are
+// among them, and a majority agrees, or after leaveTime. A server has another name in each life: one that has ended
+// would count for ever.
+func (b *bus) leave() {
+	defer b.operator.Close()
 	for began := time.Now(); time.Since(began) < leaveTime; time.Sleep(leaveInterval) {
-		if g.complete() && g.removed() {
+		if b.complete() && b.removed() {
 			return
 		}
 	}
 }
 
-// complete reports whether all servers that this one is connected to are in the group.
-func (g *group) complete() bool {
-	info, err := g.embed.Jsz(nil)
-	return err == nil && info.Meta != nil && info.Meta.Size > g.embed.NumRemotes()
+// complete reports whether JetStream has all servers that this one is connected to.
+func (b *bus) complete() bool {
+	info, err := b.embed.Jsz(nil)
+	return err == nil && info.Meta != nil && info.Meta.Size > b.embed.NumRemotes()
 }
 
 // removed takes this server out, and reports whether that is done.
-func (g *group) removed() bool {
-	data, err := json.Marshal(natsserver.JSApiMetaServerRemoveRequest{Server: g.embed.Name()})
+func (b *bus) removed() bool {
+	data, err := json.Marshal(natsserver.JSApiMetaServerRemoveRequest{Server: b.embed.Name()})
 	if err != nil {
 		return false
 	}
-	m, err := g.conn.Request(natsserver.JSApiRemoveServer, data, closeTime) // without a leader there is no answer
+	m, err := b.operator.Request(natsserver.JSApiRemoveServer, data, closeTime) // without a leader there is no answer
 	var a natsserver.JSApiMetaServerRemoveResponse
 	return err == nil && json.Unmarshal(m.Data, &a) == nil && a.Success
 }

@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/admission"
+	"github.com/warmpath/warmpath/internal/target"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -37,10 +37,8 @@ type link struct {
 }
 
 func (r *Replica) dial(server string) (*link, error) {
-	conn, err := grpc.NewClient(server, append([]grpc.DialOption{grpc.WithConnectParams(grpc.ConnectParams{
-		Backoff:           backoff.Config{BaseDelay: retryAfter / 4, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 5 * retryAfter},
-		MinConnectTimeout: callTimeout,
-	})}, r.cfg.DialOptions...)...)
+	backoff := target.Reconnect(retryAfter/4, 5*retryAfter)
+	conn, err := grpc.NewClient(server, append([]grpc.DialOption{backoff}, r.cfg.DialOptions...)...)
 	if err != nil {
 		return nil, fmt.Errorf("replica: Servers: %q: %w", server, err)
 	}
