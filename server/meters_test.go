@@ -54,7 +54,7 @@ deployments:
 	require.NoError(t, err)
 	f := serveFixture(t, s)
 	f.clock = now
-	for _, x := range append(gauges[:len(gauges):len(gauges)], counters...) {
+	for _, x := range figures {
 		require.Contains(t, measured(t, reader), x.Name)
 		require.Zero(t, measured(t, reader)[x.Name], x.Name)
 	}
@@ -78,7 +78,7 @@ deployments:
 			moved[name] = moved[name] || n > 0
 		}
 		all = true
-		for _, x := range append(gauges[:len(gauges):len(gauges)], counters...) {
+		for _, x := range figures {
 			all = all && (moved[x.Name] || x.Name == "warmpath.server.peers") // this server is alone
 		}
 		return all

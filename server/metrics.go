@@ -23,8 +23,8 @@ const (
 	keyCode  = attribute.Key("warmpath.code")
 )
 
-// What a deployment counts as a whole.
-var gauges = []telemetry.Figure[*deployment]{
+// figures are what a deployment counts as a whole.
+var figures = []telemetry.Figure[*deployment]{
 	{Name: "warmpath.server.watchers", Unit: "{client}", Text: "Clients that watch.", Value: (*deployment).watching},
 	{Name: "warmpath.server.reservations", Unit: "{pick}", Text: "Picks that add to the load, reserved or not.",
 		Value: func(d *deployment) int64 { return int64(d.picks.leases.held()) }},
@@ -39,26 +39,23 @@ var gauges = []telemetry.Figure[*deployment]{
 		}},
 	{Name: "warmpath.server.index.superblocks", Unit: "{superblock}", Text: "Superblocks of 512 tokens in the broadcast index.",
 		Value: func(d *deployment) int64 { return int64(d.hosted.Load().index.size()) }},
-}
-
-var counters = []telemetry.Figure[*deployment]{
 	{Name: "warmpath.server.reservations.expired", Unit: "{reservation}", Text: "Reservations that ended with their lease.",
-		Value: func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
+		Rises: true, Value: func(d *deployment) int64 { return d.picks.leases.expired.Load() }},
 	{Name: "warmpath.server.registrations.expired", Unit: "{replica}",
 		Text:  "Registered replicas that were removed at the end of their lease.",
-		Value: func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
+		Rises: true, Value: func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
 	{Name: "warmpath.server.polls.failed", Unit: "{poll}", Text: "Load polls without an answer.",
-		Value: func(d *deployment) int64 { return d.tally.pollsFailed.Load() }},
+		Rises: true, Value: func(d *deployment) int64 { return d.tally.pollsFailed.Load() }},
 	{Name: "warmpath.server.broadcast.bytes", Unit: "By", Text: "Bytes sent to watching clients.",
-		Value: func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
+		Rises: true, Value: func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
 	{Name: "warmpath.server.broadcast.messages", Unit: "{message}", Text: "Messages sent to watching clients.",
-		Value: func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
+		Rises: true, Value: func(d *deployment) int64 { return d.tally.sentMessages.Load() }},
 }
 
 // watchMeters registers the metrics that the deployment counts by itself.
 func (d *deployment) watchMeters() (stop func(), err error) {
 	b := d.picks.recorder.Instruments()
-	observe := telemetry.Table(b, gauges, counters)
+	observe := telemetry.Table(b, figures)
 	failed := b.Counter("warmpath.server.picks.failed", "{pick}", "Failed picks, by the gRPC status code.")
 	replicas := b.Gauge("warmpath.server.replicas", "{replica}", "Replicas by state.")
 	ongoing := b.Gauge("warmpath.server.replica.ongoing", "{request}", "Requests under way on a replica.")

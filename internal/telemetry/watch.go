@@ -16,6 +16,7 @@ import (
 // A Figure is a metric whose value is read from a T whenever metrics are collected.
 type Figure[T any] struct {
 	Name, Unit, Text string
+	Rises            bool // it never falls
 	Value            func(T) int64
 }
 
@@ -64,62 +65,55 @@ func (i *Instruments) Observe(read func(metric.Observer)) (stop func(), err erro
 	return func() { _ = reg.Unregister() }, nil
 }
 
-// Table makes the metrics of two tables, and returns what observes them.
-func Table[T any](i *Instruments, gauges, counters []Figure[T]) func(metric.Observer, T, ...attribute.KeyValue) {
+// Table makes the metrics of a table, and returns what observes them.
+func Table[T any](i *Instruments, figures []Figure[T]) func(metric.Observer, T, ...attribute.KeyValue) {
 	var made []metric.Int64Observable
-	for _, f := range gauges {
-		made = append(made, i.Gauge(f.Name, f.Unit, f.Text))
-	}
-	for _, f := range counters {
-		made = append(made, i.Counter(f.Name, f.Unit, f.Text))
+	for _, f := range figures {
+		instrument := i.Gauge
+		if f.Rises {
+			instrument = i.Counter
+		}
+		made = append(made, instrument(f.Name, f.Unit, f.Text))
 	}
 	return func(o metric.Observer, from T, with ...attribute.KeyValue) {
 		set := i.recorder.attributes(with...)
-		for n, f := range gauges {
+		for n, f := range figures {
 			o.ObserveInt64(made[n], f.Value(from), set)
-		}
-		for n, f := range counters {
-			o.ObserveInt64(made[len(gauges)+n], f.Value(from), set)
 		}
 	}
 }
 
-var routerGauges = []Figure[*router.Router]{
+var routerFigures = []Figure[*router.Router]{
 	{"warmpath.queue.length", "{request}", "Requests that wait for a replica with room.",
-		func(r *router.Router) int64 { return int64(r.Queued()) }},
-}
-
-var routerCounters = []Figure[*router.Router]{
+		false, func(r *router.Router) int64 { return int64(r.Queued()) }},
 	{"warmpath.prepare.errors", "{error}", "Prepares of the policy that failed.",
-		func(r *router.Router) int64 { return r.Counts.PrepareErrors.Load() }},
+		true, func(r *router.Router) int64 { return r.Counts.PrepareErrors.Load() }},
 	{"warmpath.pick.corrections", "{pick}",
 		"Picks of the policy that the request may not be given, and that were replaced.",
-		func(r *router.Router) int64 { return r.Counts.Corrections.Load() }},
+		true, func(r *router.Router) int64 { return r.Counts.Corrections.Load() }},
 	{"warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.",
-		func(r *router.Router) int64 { return r.Counts.TokenizeErrors.Load() }},
+		true, func(r *router.Router) int64 { return r.Counts.TokenizeErrors.Load() }},
 	{"warmpath.probes", "{request}", "Requests sent to see whether an ejected replica is back.",
-		func(r *router.Router) int64 { return r.Outliers().Stats().Probes }},
+		true, func(r *router.Router) int64 { return r.Outliers().Stats().Probes }},
 }
 
-var indexGauges = []Figure[policy.IndexStats]{
-	{"warmpath.index.bytes", "By", "Memory of the prefix index.", func(s policy.IndexStats) int64 { return s.Bytes }},
+var indexFigures = []Figure[policy.IndexStats]{
+	{"warmpath.index.bytes", "By", "Memory of the prefix index.",
+		false, func(s policy.IndexStats) int64 { return s.Bytes }},
 	{"warmpath.index.blocks", "{block}", "Blocks in the prefix index, of all replicas.",
-		func(s policy.IndexStats) int64 { return s.Blocks }},
-}
-
-var indexCounters = []Figure[policy.IndexStats]{
+		false, func(s policy.IndexStats) int64 { return s.Blocks }},
 	{"warmpath.index.evictions", "{block}", "Blocks that the prefix index forgot to stay in its budget.",
-		func(s policy.IndexStats) int64 { return s.Evictions }},
+		true, func(s policy.IndexStats) int64 { return s.Evictions }},
 	{"warmpath.index.live_evictions", "{block}", "Of these, blocks that the engine, by its events, still has.",
-		func(s policy.IndexStats) int64 { return s.LiveEvictions }},
+		true, func(s policy.IndexStats) int64 { return s.LiveEvictions }},
 	{"warmpath.index.refused", "{change}", "Changes of caches reported in blocks of another size than prompts are cut in.",
-		func(s policy.IndexStats) int64 { return s.Refused }},
+		true, func(s policy.IndexStats) int64 { return s.Refused }},
 }
 
 // Watch observes a Router, its replicas, and the index where the policy has one, until stop is called.
 func (r *Recorder) Watch(policyName string, rt *router.Router) (stop func(), err error) {
 	i := r.Instruments()
-	observe, observeIndex := Table(i, routerGauges, routerCounters), Table(i, indexGauges, indexCounters)
+	observe, observeIndex := Table(i, routerFigures), Table(i, indexFigures)
 	ongoing := i.Gauge("warmpath.replica.ongoing", "{request}", "Reservations under way, by replica.")
 	condition := i.Gauge("warmpath.replica.condition", "{replica}", "1 for the condition that a replica is in, by replica.")
 	ejections := i.Counter("warmpath.ejections", "{ejection}", "Replicas ejected, by cause.")
@@ -145,34 +139,31 @@ func (r *Recorder) Watch(policyName string, rt *router.Router) (stop func(), err
 	})
 }
 
-var eventGauges = []Figure[*kvevents.Status]{
+var eventFigures = []Figure[*kvevents.Status]{
 	{"warmpath.kv_events.connected", "{stream}", "Streams of KV events that are connected.",
-		func(s *kvevents.Status) int64 { return s.Connections }},
+		false, func(s *kvevents.Status) int64 { return s.Connections }},
 	{"warmpath.kv_events.blocks", "{block}", "Blocks that the replica has by its KV events.",
-		func(s *kvevents.Status) int64 { return int64(s.Blocks) }},
+		false, func(s *kvevents.Status) int64 { return int64(s.Blocks) }},
 	{"warmpath.kv_events.queued", "{message}", "KV event messages received and not applied yet.",
-		func(s *kvevents.Status) int64 { return int64(s.Queued) }},
-}
-
-var eventCounters = []Figure[*kvevents.Status]{
+		false, func(s *kvevents.Status) int64 { return int64(s.Queued) }},
 	{"warmpath.kv_events.messages", "{message}", "KV event messages applied.",
-		func(s *kvevents.Status) int64 { return s.Messages }},
+		true, func(s *kvevents.Status) int64 { return s.Messages }},
 	{"warmpath.kv_events.gaps", "{gap}", "Holes in the sequence of KV events.",
-		func(s *kvevents.Status) int64 { return s.Gaps }},
+		true, func(s *kvevents.Status) int64 { return s.Gaps }},
 	{"warmpath.kv_events.clears", "{clear}",
 		"Times that a replica counted as empty because something was lost or it was restarted.",
-		func(s *kvevents.Status) int64 { return s.Clears }},
+		true, func(s *kvevents.Status) int64 { return s.Clears }},
 	{"warmpath.kv_events.orphaned", "{event}", "Stored blocks whose parent was never known.",
-		func(s *kvevents.Status) int64 { return s.Orphaned }},
+		true, func(s *kvevents.Status) int64 { return s.Orphaned }},
 	{"warmpath.kv_events.forgotten", "{block}", "Blocks on a replica forgotten to stay in the budget.",
-		func(s *kvevents.Status) int64 { return s.Forgotten }},
+		true, func(s *kvevents.Status) int64 { return s.Forgotten }},
 }
 
 // WatchEvents observes how the KV events of a Router's replicas are doing until stop is called. status is called
 // whenever metrics are collected.
 func (r *Recorder) WatchEvents(policyName string, status func() []kvevents.Status) (stop func(), err error) {
 	i := r.Instruments()
-	observe := Table(i, eventGauges, eventCounters)
+	observe := Table(i, eventFigures)
 	unreadable := i.Counter("warmpath.kv_events.unreadable", "{event}",
 		"KV events that could not be read or are not for the index.")
 	lag, err := r.meter.Float64ObservableGauge("warmpath.kv_events.lag", metric.WithUnit("s"),
