@@ -63,12 +63,10 @@ func init() { resolver.Register(NewBuilder()) }
 // builder builds the resolvers of fixed lists and of look-aside servers.
 type builder struct {
 	dial   []grpc.DialOption // of servers
-	logger *slog.Logger      // nil: slog.Default() at the time
+	logger *slog.Logger      // nil = slog.Default() at the time
 	timing lookaside.Timing
 	memory memory
 }
-
-var _ resolver.AuthorityOverrider = (*builder)(nil)
 
 // NewBuilder returns the builder of targets warmpath:///replicas and
 // warmpath://servers/deployment. It is registered already; grpc.WithResolvers
@@ -78,34 +76,19 @@ func NewBuilder(opts ...ServerOption) resolver.Builder {
 	for _, o := range opts {
 		o(b)
 	}
-	return b
+	return &target.Builder{Name: Scheme, Start: b.start, Log: b.logger}
 }
 
-func (*builder) Scheme() string { return Scheme }
-
-// OverrideAuthority proposes none: each replica has its own.
-func (*builder) OverrideAuthority(resolver.Target) string { return target.NoAuthority }
-
-func (b *builder) Build(
-	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
-) (resolver.Resolver, error) {
-	if asksServer(t.URL) {
-		return b.watch(t, cc, opts)
+func (b *builder) start(c *target.Channel) (stop func(), err error) {
+	if asksServer(c.Target) {
+		return b.watch(c)
 	}
-	replicas, err := parseList(t.URL)
-	if err != nil {
-		return nil, err
+	replicas, err := parseList(c.Target)
+	if err == nil {
+		c.Send(replicas)
 	}
-	// An error would ask for another resolution, which has the same result.
-	_ = cc.UpdateState(target.State(replicas, target.Own(opts)))
-	return pushed{func() {}}, nil
+	return func() {}, err
 }
-
-// pushed is a resolver that sends what changes unasked, until close returns.
-type pushed struct{ close func() }
-
-func (pushed) ResolveNow(resolver.ResolveNowOptions) {}
-func (p pushed) Close()                              { p.close() }
 
 // Check reports what is wrong with a dial target of this package or of those that come by import, including the fleet
 // file that it names; nil for targets of other schemes.

@@ -93,7 +93,7 @@ func parse(t *testing.T, target string) resolver.Target {
 }
 
 func TestRegistered(t *testing.T) {
-	assert.Equal(t, NewBuilder(), resolver.Get("warmpath"))
+	assert.IsType(t, NewBuilder(), resolver.Get("warmpath"))
 	assert.NotNil(t, resolver.Get("warmpath-file"))
 }
 

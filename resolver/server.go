@@ -1,7 +1,6 @@
 package resolver
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -93,34 +92,31 @@ func parseServers(u url.URL) (lookup, error) {
 	return l, nil
 }
 
-// watch builds the resolver of a deployment.
-func (b *builder) watch(
-	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
-) (resolver.Resolver, error) {
-	l, err := parseServers(t.URL)
+// watch follows a deployment.
+func (b *builder) watch(c *target.Channel) (stop func(), err error) {
+	l, err := parseServers(c.Target)
 	if err != nil {
 		return nil, err
 	}
-	logger := cmp.Or(b.logger, slog.Default())
-	r := &watchResolver{b: b, cc: cc, target: t.URL.String(), logger: logger, own: target.Own(opts)}
+	r := &watchResolver{Channel: c, memory: &b.memory, target: c.Target.String()}
 	w, err := lookaside.Start(lookaside.Options{
 		Servers:    l.servers,
 		Deployment: l.deployment,
-		Dial:       append(inherited(opts), b.dial...),
-		Logger:     logger,
+		Dial:       append(inherited(c.Options), b.dial...),
+		Logger:     c.Log,
 		Known:      b.memory.get(r.target),
 		Changed:    r.changed,
 		Failed: func(err error) {
 			// A server that refuses answers with a status, which is not the call's: gRPC would fail calls that are to
 			// wait for a connection, and others with INTERNAL.
-			cc.ReportError(errors.New(err.Error()))
+			c.ReportError(errors.New(err.Error()))
 		},
 		Timing: b.timing,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", r.target, err)
 	}
-	return pushed{w.Close}, nil
+	return w.Close, nil
 }
 
 // inherited is how servers are reached by default: as the channel reaches replicas.
@@ -140,11 +136,9 @@ func inherited(opts resolver.BuildOptions) []grpc.DialOption {
 
 // watchResolver passes a server's updates to a channel.
 type watchResolver struct {
-	b      *builder
-	cc     resolver.ClientConn
+	*target.Channel
+	memory *memory
 	target string
-	logger *slog.Logger
-	own    bool // each replica keeps its authority
 
 	// Of changed alone, which is never called twice at a time.
 	good    string // the last service config that could be read, without what is newer than this client
@@ -153,13 +147,13 @@ type watchResolver struct {
 }
 
 func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
-	r.b.memory.put(r.target, &s)
-	state := target.State(s.Replicas, r.own)
+	r.memory.put(r.target, &s)
+	state := r.State(s.Replicas)
 	if config := r.config(s.ServiceConfig); config != "" {
-		state.ServiceConfig = r.cc.ParseServiceConfig(config)
+		state.ServiceConfig = r.ParseServiceConfig(config)
 	}
 	// An error would ask for another resolution, which has the same result.
-	_ = r.cc.UpdateState(lookaside.SetWatch(state, w))
+	_ = r.UpdateState(lookaside.SetWatch(state, w))
 }
 
 // config returns the service config to use: the last one that could be read.
@@ -168,14 +162,14 @@ func (r *watchResolver) config(received string) string {
 		return r.good
 	}
 	use, ignored := tolerate(received)
-	if parsed := r.cc.ParseServiceConfig(use); parsed.Err != nil {
+	if parsed := r.ParseServiceConfig(use); parsed.Err != nil {
 		r.refused = received
-		r.logger.Warn("warmpath: the look-aside server's service config cannot be used, the one before stays",
+		r.Log.Warn("warmpath: the look-aside server's service config cannot be used, the one before stays",
 			"target", r.target, "error", parsed.Err)
 		return r.good
 	}
 	if ignored != nil {
-		r.logger.Warn("warmpath: the look-aside server's service config has what this client does not know; "+
+		r.Log.Warn("warmpath: the look-aside server's service config has what this client does not know; "+
 			"it goes by the rest", "target", r.target, "first", ignored)
 	}
 	r.good, r.source = use, received

@@ -47,7 +47,7 @@ func (r *rounds) ResolveNow(resolver.ResolveNowOptions) {
 	case 2:
 		_ = r.UpdateState(resolver.State{Endpoints: []resolver.Endpoint{}}) // of DNS: there is no such name
 	case 3:
-		_ = r.UpdateState(target.State(nil, true))
+		_ = r.UpdateState(new(target.Channel).State(nil))
 	default:
 		_ = r.UpdateState(resolver.State{Endpoints: []resolver.Endpoint{{}, {Addresses: []resolver.Address{{Addr: "b:1"}}}}})
 	}

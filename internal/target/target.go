@@ -2,6 +2,7 @@
 package target
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"net/url"
@@ -23,13 +24,53 @@ const (
 	PoolScheme    = "warmpath-inferencepool"
 )
 
-// NoAuthority stands in for the authority of a channel whose target has none to offer. The name is reserved (RFC 2606),
+// noAuthority stands in for the authority of a channel whose target has none to offer. The name is reserved (RFC 2606),
 // so no program asks for it on purpose.
-const NoAuthority = "warmpath.invalid"
+const noAuthority = "warmpath.invalid"
 
-// Own reports whether each replica of a channel keeps its own authority: the user chose none for all.
-func Own(opts resolver.BuildOptions) bool {
-	return opts.Authority == "" || opts.Authority == NoAuthority
+// A Builder builds the resolvers of a scheme. Each replica of a channel keeps its own authority, unless the user chose
+// one for all.
+type Builder struct {
+	Name string // the scheme
+	// Start begins to send a target's replicas to its channel. Nothing is sent after stop has returned.
+	Start func(*Channel) (stop func(), err error)
+	Log   *slog.Logger // nil = slog.Default() at the time
+}
+
+var _ resolver.AuthorityOverrider = (*Builder)(nil)
+
+// Scheme implements [resolver.Builder].
+func (b *Builder) Scheme() string { return b.Name }
+
+// OverrideAuthority implements [resolver.AuthorityOverrider]: the target proposes none.
+func (*Builder) OverrideAuthority(resolver.Target) string { return noAuthority }
+
+// Build implements [resolver.Builder].
+func (b *Builder) Build(t resolver.Target, cc resolver.ClientConn, o resolver.BuildOptions) (resolver.Resolver, error) {
+	stop, err := b.Start(&Channel{cc, t.URL, o, cmp.Or(b.Log, slog.Default())})
+	if err != nil {
+		return nil, err
+	}
+	return started{stop}, nil
+}
+
+// started is a resolver that sends what changes unasked, until stop returns.
+type started struct{ stop func() }
+
+func (started) ResolveNow(resolver.ResolveNowOptions) {}
+func (s started) Close()                              { s.stop() }
+
+// A Channel is what a resolver sends its results to.
+type Channel struct {
+	resolver.ClientConn
+	Target  url.URL
+	Options resolver.BuildOptions
+	Log     *slog.Logger
+}
+
+// Send sends the fleet.
+func (c *Channel) Send(replicas []policy.Attributes) {
+	_ = c.UpdateState(c.State(replicas)) // an error would ask for another resolution, which has the same result
 }
 
 // An Import is what a package of resolvers that come by import offers.
@@ -42,6 +83,13 @@ type Import struct {
 
 // Imported has the packages that are linked, by scheme. Their init functions fill it.
 var Imported = make(map[string]Import)
+
+// Register adds a scheme to gRPC's resolvers, and to Imported.
+func Register(scheme string, check func(url.URL) error, start func(*Channel) (stop func(), err error)) {
+	newBuilder := func(l *slog.Logger) resolver.Builder { return &Builder{scheme, start, l} }
+	resolver.Register(newBuilder(nil))
+	Imported[scheme] = Import{newBuilder, check}
+}
 
 // Packages names what to import for each scheme that is not there by itself.
 var Packages = map[string]string{
@@ -73,8 +121,8 @@ type complete struct{}
 // state may be a failure: gRPC's DNS resolver has one for a name that does not exist.
 func Complete(s resolver.State) bool { return s.Attributes.Value(complete{}) != nil }
 
-// State is the resolver state of a fleet. own: each replica keeps its own authority.
-func State(replicas []policy.Attributes, own bool) resolver.State {
+// State is the resolver state of a fleet.
+func (c *Channel) State(replicas []policy.Attributes) resolver.State {
 	state := resolver.State{
 		Endpoints: make([]resolver.Endpoint, 0, len(replicas)),
 		// For policies built on balancer/base, which read nothing else.
@@ -83,8 +131,8 @@ func State(replicas []policy.Attributes, own bool) resolver.State {
 	}
 	for _, r := range replicas {
 		ep := fleet.Endpoint(r)
-		if !own {
-			ep.Addresses[0].ServerName = "" // the user chose one for all replicas
+		if chosen := c.Options.Authority; chosen != "" && chosen != noAuthority {
+			ep.Addresses[0].ServerName = "" // the one that the user chose holds for all replicas
 		}
 		state.Endpoints = append(state.Endpoints, ep)
 		state.Addresses = append(state.Addresses, ep.Addresses...)

@@ -9,12 +9,8 @@
 package file
 
 import (
-	"cmp"
 	"fmt"
-	"log/slog"
 	"net/url"
-
-	"google.golang.org/grpc/resolver"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleetfile"
@@ -22,41 +18,20 @@ import (
 )
 
 func init() {
-	resolver.Register(&builder{})
-	target.Imported[target.FileScheme] = target.Import{
-		NewBuilder: func(l *slog.Logger) resolver.Builder { return &builder{logger: l} },
-		Check: func(u url.URL) error {
-			_, err := check(u)
-			return err
-		},
-	}
+	target.Register(target.FileScheme, func(u url.URL) error {
+		_, err := check(u)
+		return err
+	}, start)
 }
 
-// A builder builds the resolvers of warmpath-file targets.
-type builder struct {
-	logger *slog.Logger // nil: slog.Default() at the time
-}
-
-var _ resolver.AuthorityOverrider = (*builder)(nil)
-
-// Scheme returns warmpath-file.
-func (b *builder) Scheme() string { return target.FileScheme }
-
-// OverrideAuthority proposes none: each replica has its own.
-func (*builder) OverrideAuthority(resolver.Target) string { return target.NoAuthority }
-
-// Build reads the file and follows it. A file that is missing or broken now is
-// an error.
-func (b *builder) Build(
-	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
-) (resolver.Resolver, error) {
-	path, err := check(t.URL)
+// start reads the file and follows it. A file that is missing or broken now is an error.
+func start(c *target.Channel) (stop func(), err error) {
+	path, err := check(c.Target)
 	if err != nil {
 		return nil, err
 	}
-	r := &follower{b: b, cc: cc, path: path, own: target.Own(opts)}
-	r.watcher = fleetfile.Watch(path, r.update)
-	return r, nil
+	w := fleetfile.Watch(path, (&follower{Channel: c, path: path}).update)
+	return func() { _ = w.Close() }, nil
 }
 
 // check returns the path of a target, or what is wrong with it or with its file.
@@ -87,14 +62,9 @@ func parsePath(u url.URL) (string, error) {
 	return path, nil
 }
 
-func (b *builder) log() *slog.Logger { return cmp.Or(b.logger, slog.Default()) }
-
 type follower struct {
-	b       *builder
-	cc      resolver.ClientConn
-	path    string
-	own     bool // each replica keeps its authority
-	watcher *fleetfile.Watcher
+	*target.Channel
+	path string
 
 	// Of update alone, which is never called twice at a time.
 	err      error // the file is broken
@@ -106,19 +76,13 @@ func (r *follower) update(replicas []policy.Attributes, err error) {
 	was := r.err
 	r.err = err
 	if err != nil {
-		r.b.log().Warn("warmpath: the fleet file is broken, the last good fleet stays",
+		r.Log.Warn("warmpath: the fleet file is broken, the last good fleet stays",
 			"path", r.path, "replicas", r.replicas, "error", err)
 		return
 	}
 	if was != nil {
-		r.b.log().Info("warmpath: the fleet file is good again", "path", r.path, "replicas", len(replicas))
+		r.Log.Info("warmpath: the fleet file is good again", "path", r.path, "replicas", len(replicas))
 	}
 	r.replicas = len(replicas)
-	// An error would ask for another resolution, which has the same result.
-	_ = r.cc.UpdateState(target.State(replicas, r.own))
+	r.Send(replicas)
 }
-
-func (r *follower) ResolveNow(resolver.ResolveNowOptions) {}
-
-// Close returns when no update is under way any more.
-func (r *follower) Close() { _ = r.watcher.Close() }

@@ -43,7 +43,7 @@ func (c *changing) change(b *testing.B) resolver.State {
 	require.NoError(b, c.all[3].Unmarshal(c.forms[c.next%2]))
 	fleet, _, err := c.union.replicas(c.all, time.Time{})
 	require.NoError(b, err)
-	state := target.State(fleet, true)
+	state := new(target.Channel).State(fleet)
 	require.Len(b, state.Endpoints, 1000-c.next%2)
 	c.next++
 	return state

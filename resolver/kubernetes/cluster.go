@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"slices"
 	"strings"
@@ -34,11 +33,10 @@ type cluster struct {
 	config    *rest.Config
 	client    *http.Client
 	namespace string // of targets that name none
-	log       *slog.Logger
 }
 
 // connect reads the kubeconfig or the pod's service account. It connects to nothing yet.
-func connect(log *slog.Logger) (*cluster, error) {
+func connect() (*cluster, error) {
 	loader := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
 		clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{})
 	config, err := loader.ClientConfig()
@@ -51,7 +49,7 @@ func connect(log *slog.Logger) (*cluster, error) {
 		return nil, err
 	}
 	client, err := rest.HTTPClientFor(config)
-	return &cluster{config: config, client: client, namespace: namespace, log: log}, err
+	return &cluster{config: config, client: client, namespace: namespace}, err
 }
 
 // protobufOrJSON is what answers may be: custom resources have no protobuf.

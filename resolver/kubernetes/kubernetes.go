@@ -45,14 +45,12 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"net/url"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc/resolver"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -64,50 +62,31 @@ func init() {
 	register(target.PoolScheme, parsePool)
 }
 
-// register adds a scheme to gRPC's resolvers, and to what package resolver checks.
+// register adds a scheme. A target with a mistake is an error, and so is a process that has neither a service account nor
+// a kubeconfig. Nothing waits for the API server.
 func register(scheme string, parse func(url.URL) (query, error)) {
-	newBuilder := func(l *slog.Logger) resolver.Builder { return &builder{scheme: scheme, parse: parse, logger: l} }
-	resolver.Register(newBuilder(nil))
-	target.Imported[scheme] = target.Import{NewBuilder: newBuilder, Check: func(u url.URL) error {
+	check := func(u url.URL) error {
 		_, err := parse(u)
 		return err
-	}}
-}
-
-// A builder builds the resolvers of one scheme.
-type builder struct {
-	scheme string
-	parse  func(url.URL) (query, error)
-	logger *slog.Logger // nil: slog.Default() at the time
-}
-
-var _ resolver.AuthorityOverrider = (*builder)(nil)
-
-// Scheme returns the scheme.
-func (b *builder) Scheme() string { return b.scheme }
-
-// OverrideAuthority proposes none: each replica has its own.
-func (*builder) OverrideAuthority(resolver.Target) string { return target.NoAuthority }
-
-// Build does not wait for the API server. A target with a mistake is an error, and so is a process that has neither a
-// service account nor a kubeconfig.
-func (b *builder) Build(
-	t resolver.Target, cc resolver.ClientConn, opts resolver.BuildOptions,
-) (resolver.Resolver, error) {
-	q, err := b.parse(t.URL)
-	if err != nil {
-		return nil, err
 	}
-	log := cmp.Or(b.logger, slog.Default())
-	c, err := connect(log)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", b.scheme, err)
-	}
-	s := &source{target: t.URL.String(), cc: cc, own: target.Own(opts), log: log, done: make(chan struct{})}
-	ctx, cancel := context.WithCancel(context.Background())
-	s.cancel = cancel
-	go s.run(ctx, q, c)
-	return s, nil
+	target.Register(scheme, check, func(c *target.Channel) (stop func(), err error) {
+		q, err := parse(c.Target)
+		if err != nil {
+			return nil, err
+		}
+		api, err := connect()
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", scheme, err)
+		}
+		s := &source{Channel: c, target: c.Target.String()}
+		ctx, cancel := context.WithCancel(context.Background())
+		var running sync.WaitGroup
+		running.Go(func() { s.run(ctx, q, api) })
+		return func() {
+			cancel()
+			running.Wait()
+		}, nil
+	})
 }
 
 // parseName reads the path of a target, name.namespace or name with "" as namespace, and the port behind it, where
@@ -148,12 +127,8 @@ var last sync.Map
 
 // A source is the resolver of one channel.
 type source struct {
+	*target.Channel
 	target string
-	cc     resolver.ClientConn
-	own    bool // each replica keeps its authority
-	log    *slog.Logger
-	cancel context.CancelFunc
-	done   chan struct{}
 
 	// Of the goroutine alone.
 	known bool
@@ -163,7 +138,6 @@ type source struct {
 
 // run follows a query until the context ends.
 func (s *source) run(ctx context.Context, q query, c *cluster) {
-	defer close(s.done)
 	defer c.client.CloseIdleConnections()
 	f := &follower{cluster: c, ctx: ctx, wake: make(chan struct{}, 1)}
 	defer f.running.Wait()
@@ -185,7 +159,7 @@ func (s *source) run(ctx context.Context, q query, c *cluster) {
 		}
 		now := time.Now()
 		r := read(now)
-		ignored.log(s.log, r.wrong)
+		ignored.log(s.Log, r.wrong)
 		if !r.until.IsZero() {
 			again.Reset(r.until.Sub(now))
 		}
@@ -201,28 +175,18 @@ func (s *source) publish(fleet []policy.Attributes, err error) {
 	if fleet != nil && (!s.known || !slices.EqualFunc(fleet, s.fleet, policy.Attributes.Equal)) {
 		s.known, s.fleet = true, fleet
 		last.Store(s.target, fleet)
-		// An error would ask for another resolution, which has the same result.
-		_ = s.cc.UpdateState(target.State(fleet, s.own))
+		s.Send(fleet)
 	}
 	switch was := s.wrong; {
 	case err == nil && was != "":
 		s.wrong = ""
-		s.log.Info("warmpath: Kubernetes is followed again", "target", s.target, "replicas", len(s.fleet))
+		s.Log.Info("warmpath: Kubernetes is followed again", "target", s.target, "replicas", len(s.fleet))
 	case err != nil && err.Error() != was:
 		s.wrong = err.Error()
-		s.cc.ReportError(err)
+		s.ReportError(err)
 		if was == "" {
-			s.log.Warn("warmpath: Kubernetes cannot be followed",
+			s.Log.Warn("warmpath: Kubernetes cannot be followed",
 				"target", s.target, "replicas", len(s.fleet), "error", err)
 		}
 	}
-}
-
-// ResolveNow does nothing: changes come unasked.
-func (*source) ResolveNow(resolver.ResolveNowOptions) {}
-
-// Close returns when no update is under way any more.
-func (s *source) Close() {
-	s.cancel()
-	<-s.done
 }
