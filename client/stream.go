@@ -70,10 +70,10 @@ func newOwner() *owner {
 
 // free has the memory of a call that has ended used again, if nothing else refers to it.
 func (o *owner) free() bool {
-	prepared, free := o.call.Detach()
+	kept, free := o.call.Detach()
 	if free {
 		*o.core = core{}
-		o.call.Reuse(prepared)
+		o.call.Keep(kept)
 		owners.Put(o)
 	}
 	return free

@@ -45,7 +45,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if err != nil {
 		return p.refuse(binding, err)
 	}
-	return send(info, claimed, ready, claimed.Finished)
+	return send(info, claimed, ready, claimed.OnDone())
 }
 
 // send sends an attempt that has its reservation.

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/balancer"
 	"google.golang.org/grpc/connectivity"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -46,9 +47,10 @@ type Call struct {
 	// Resume is for a stream that may go on at another replica; nil = it is none. Set before the first attempt.
 	Resume *Resume
 
-	cancel context.CancelFunc // of Context; nil where that is the application's own
-	route  *Route             // of the last attempt; guarded by mu once there was one
-	key    key                // the goroutine of the call uses it until an attempt is at gRPC, then with mu
+	cancel context.CancelFunc      // of Context; nil where that is the application's own
+	done   func(balancer.DoneInfo) // Finished; nil until it is needed
+	route  *Route                  // of the last attempt; guarded by mu once there was one
+	key    key                     // the goroutine of the call uses it until an attempt is at gRPC, then with mu
 
 	// mu guards the fields below. The Router's mutex may be taken under it.
 	mu       sync.Mutex

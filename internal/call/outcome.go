@@ -20,6 +20,14 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
+// OnDone returns Finished.
+func (c *Call) OnDone() func(balancer.DoneInfo) {
+	if c.done == nil {
+		c.done = c.Finished
+	}
+	return c.done
+}
+
 // Finished is the picker's Done: the attempt has ended. The Router gets what the replica reported in the trailer: its
 // load, or how full it was when it refused. The zero DoneInfo is that of an attempt that was not made after all.
 func (c *Call) Finished(info balancer.DoneInfo) {
@@ -182,19 +190,25 @@ func (c *Call) finish() *legs {
 }
 
 // Detach takes a call that has ended out of its Scope, unless something else may still refer to it. It reports whether
-// nothing does, so that its memory may be used again, and that of what was prepared for it by the call that Reuses it.
-func (c *Call) Detach() (prepared any, detached bool) {
+// nothing does, so that its memory may be used again, for a call that is given the Kept.
+func (c *Call) Detach() (k Kept, detached bool) {
 	s := c.Scope
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.plain {
 		s.call = nil
 	}
-	return c.key.request.Prepared, c.plain
+	return Kept{c.key.request.Prepared, c.done}, c.plain
 }
 
-// Reuse has a call that has not begun use the memory of what was prepared for another one.
-func (c *Call) Reuse(prepared any) { c.key.request.State().Spare = prepared }
+// Kept is what the memory of a call keeps for the next one.
+type Kept struct {
+	prepared any
+	done     func(balancer.DoneInfo)
+}
+
+// Keep gives what was kept to the call that has the memory, and has not begun.
+func (c *Call) Keep(k Kept) { c.key.request.State().Spare, c.done = k.prepared, k.done }
 
 // wasPlain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
 // calls may still refer to them. Called with mu held.

@@ -76,13 +76,6 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 // reserve reserves at once, or puts the request into the queue. One that was refused is only put there, where it waits
 // for no replica until its backoff has passed.
 func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation, how *How) (*waiter, error) {
-	r.mu.Lock()
-	if how.Assigned == nil && !r.prepared(q, r.view.Load().whole) { // the fleet has changed meanwhile
-		r.mu.Unlock()
-		r.Prepare(ctx, q)
-		r.mu.Lock()
-	}
-	defer r.mu.Unlock() // also when the policy panics
 	u, s, waits := &r.queue, q.State(), !how.NoWait && !how.Query && how.Assigned == nil
 	s.Query = how.Query
 	comes, watched := waits && s.QueuedAt != r.number, q.Answer != state.AnswerUnseen || !r.outliers.AllHealthy()
@@ -90,6 +83,13 @@ func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	if comes || watched {
 		now = r.opts.Now()
 	}
+	r.mu.Lock()
+	if how.Assigned == nil && !r.prepared(q, r.view.Load().whole) { // the fleet has changed meanwhile
+		r.mu.Unlock()
+		r.Prepare(ctx, q)
+		r.mu.Lock()
+	}
+	defer r.mu.Unlock() // also when the policy panics
 	if comes {
 		u.number(s, now)
 	}
