@@ -92,10 +92,7 @@ func (d *Driver) Submit(r Request) (*Call, error) {
 	}
 	now := d.catchUp()
 	c := &Call{driver: d, news: make(chan struct{}, 1)}
-	if r.Received > 0 {
-		c.received = make(chan struct{})
-		c.receive = sync.OnceFunc(func() { close(c.received) })
-	}
+	c.received, c.receive = context.WithCancel(context.Background())
 	r.Data = c
 	seq, err := d.engine.Submit(now, r)
 	if err != nil {
@@ -187,8 +184,8 @@ type Call struct {
 	seq    *Sequence
 	news   chan struct{}
 
-	received chan struct{} // of a request with Received: closed once its KV has come or it has ended
-	receive  func()        // closes received
+	received context.Context // ends once the KV of a request with Received has come, or the call has ended
+	receive  func()          // ends received
 
 	// Driver.mu guards what follows.
 	count int
@@ -199,7 +196,7 @@ type Call struct {
 // set notes how many tokens there are and whether the call has ended; the caller holds Driver.mu.
 func (c *Call) set(count int, done bool, err error) {
 	c.count, c.done, c.err = count, done, err
-	if done && c.receive != nil {
+	if done {
 		c.receive()
 	}
 	select {
@@ -243,9 +240,8 @@ func (c *Call) Abort() {
 	c.set(c.count, true, nil)
 }
 
-// Received is closed once the KV of a request with Request.Received has come or the call has ended; nil of other
-// requests.
-func (c *Call) Received() <-chan struct{} { return c.received }
+// Received is closed once the KV of a request with Request.Received has come, or the call has ended.
+func (c *Call) Received() <-chan struct{} { return c.received.Done() }
 
 // Release frees what a call that has ended holds by Request.Hold; it does nothing twice.
 func (c *Call) Release() {

@@ -31,9 +31,8 @@ type KVEvent struct {
 	Stored bool
 	// Hashes are chained block hashes; of a store, each is the prefix of the next.
 	Hashes []uint64
-	// Parent is the hash before the first of a store; HasParent is false where that is the first block.
-	Parent    uint64
-	HasParent bool
+	// Parent is the hash before the first of a store, 0 where First is 0.
+	Parent uint64
 	// Seq is the sequence that stored, First the place of the first block in it.
 	Seq   *Sequence
 	First int
@@ -107,7 +106,7 @@ func New(c Config) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Engine{cfg: c, preset: p, pool: newPool(c.KVTokens / c.BlockSize), kv: kvLog{on: c.Listener != nil}}, nil
+	return &Engine{cfg: c, preset: p, pool: newPool(c.KVTokens / c.BlockSize), kv: kvLog{to: c.Listener}}, nil
 }
 
 // Config is the engine's config with its defaults filled in.
@@ -136,7 +135,7 @@ func (e *Engine) Submit(now time.Duration, r Request) (*Sequence, error) {
 		return nil, err
 	}
 	e.now = max(e.now, now)
-	s := &Sequence{req: r, result: Result{Arrival: e.now, PromptTokens: r.PromptTokens}, found: e.leading(&r)}
+	s := &Sequence{req: r, size: e.cfg.BlockSize, result: Result{Arrival: e.now, PromptTokens: r.PromptTokens}, found: e.leading(&r)}
 	e.stats.Submitted++
 	e.queue = append(e.queue, s)
 	e.wake()
@@ -147,21 +146,13 @@ func (e *Engine) Submit(now time.Duration, r Request) (*Sequence, error) {
 // as long as it takes.
 func (e *Engine) Abort(now time.Duration, s *Sequence) {
 	e.now = max(e.now, now)
-	switch s.state {
-	case waiting:
-		if i := slices.Index(e.queue, s); i >= 0 {
-			e.queue = slices.Delete(e.queue, i, i+1)
-		}
-	case running:
-		if i := slices.Index(e.running, s); i >= 0 {
-			e.running = slices.Delete(e.running, i, i+1)
-		} else if i := slices.Index(e.coming, s); i >= 0 {
-			e.coming = slices.Delete(e.coming, i, i+1)
-		}
-		e.free(s)
-	default:
+	if s.state == finished || s.state == aborted {
 		return
 	}
+	for _, all := range []*[]*Sequence{&e.queue, &e.running, &e.coming} {
+		*all = slices.DeleteFunc(*all, func(one *Sequence) bool { return one == s })
+	}
+	e.free(s)
 	s.state = aborted
 	s.result.End, s.result.Aborted = e.now, true
 	e.stats.Aborted++
@@ -201,9 +192,7 @@ func (e *Engine) Step(now time.Duration) []Event {
 	e.running = keep
 	e.arrive()
 	e.empty = false
-	if e.kv.on {
-		e.kv.publish(e.now, e.cfg.Listener)
-	}
+	e.kv.publish(e.now)
 	e.begin()
 	return e.events
 }

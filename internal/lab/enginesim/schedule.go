@@ -63,21 +63,8 @@ func (e *Engine) missing(s *Sequence, n int) int {
 // plan puts n tokens of a sequence in the pass: it takes the blocks they need, which are free, and stores
 // those that will be full.
 func (e *Engine) plan(s *Sequence, n int, w *Work) {
-	size := e.cfg.BlockSize
-	missing := e.missing(s, n)
-	s.blocks = slices.Grow(s.blocks, max(missing, 0))
-	for range missing {
-		id, hash, evicted := e.pool.take()
-		if evicted && e.kv.on {
-			e.kv.removed(hash)
-		}
-		s.blocks = append(s.blocks, id)
-	}
-	for i := s.computed / size; i < (s.computed+n)/size; i++ {
-		if h := s.hash(i, size); e.pool.store(s.blocks[i], h) && e.kv.on {
-			e.kv.stored(s, i, h, size)
-		}
-	}
+	e.take(s, n)
+	e.store(s, s.computed+n)
 	if s.decoding {
 		w.decode(s.computed + n)
 	} else {
@@ -85,6 +72,29 @@ func (e *Engine) plan(s *Sequence, n int, w *Work) {
 		s.result.ComputedTokens += n
 	}
 	s.chunk = n
+}
+
+// take takes the blocks that a sequence needs for n more tokens.
+func (e *Engine) take(s *Sequence, n int) {
+	missing := e.missing(s, n)
+	s.blocks = slices.Grow(s.blocks, max(missing, 0))
+	for range missing {
+		id, hash, evicted := e.pool.take()
+		if evicted {
+			e.kv.removed(hash)
+		}
+		s.blocks = append(s.blocks, id)
+	}
+}
+
+// store makes the blocks findable that are full with so many tokens, and were not before.
+func (e *Engine) store(s *Sequence, tokens int) {
+	size := e.cfg.BlockSize
+	for i := s.computed / size; i < tokens/size; i++ {
+		if h := s.hash(i); e.pool.store(s.blocks[i], h) {
+			e.kv.stored(s, i, h)
+		}
+	}
 }
 
 // preempt sends the last running sequence back to the head of the queue with nothing computed. It is not yet
@@ -115,7 +125,7 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	idle := 0 // hits that are in the LRU list
 	hits := s.blocks[:0]
 	for i := range most {
-		id, ok := e.pool.find(s.hash(i, size))
+		id, ok := e.pool.find(s.hash(i))
 		if !ok {
 			break
 		}
@@ -152,9 +162,9 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	return n
 }
 
-// kvLog collects the changes of a pass for the listener.
+// kvLog collects the changes of a pass for the listener, if there is one.
 type kvLog struct {
-	on     bool
+	to     Listener
 	events []KVEvent
 }
 
@@ -167,24 +177,30 @@ func (l *kvLog) grow(same func(*KVEvent) bool) *KVEvent {
 }
 
 func (l *kvLog) removed(hash uint64) {
+	if l.to == nil {
+		return
+	}
 	e := l.grow(func(e *KVEvent) bool { return !e.Stored })
 	e.Hashes = append(e.Hashes, hash)
 }
 
-func (l *kvLog) stored(s *Sequence, i int, hash uint64, size int) {
+func (l *kvLog) stored(s *Sequence, i int, hash uint64) {
+	if l.to == nil {
+		return
+	}
 	e := l.grow(func(e *KVEvent) bool { return e.Stored && e.Seq == s && e.First+len(e.Hashes) == i })
 	if !e.Stored {
 		*e = KVEvent{Stored: true, Seq: s, First: i}
 		if i > 0 {
-			e.Parent, e.HasParent = s.hash(i-1, size), true
+			e.Parent = s.hash(i - 1)
 		}
 	}
 	e.Hashes = append(e.Hashes, hash)
 }
 
-func (l *kvLog) publish(at time.Duration, to Listener) {
+func (l *kvLog) publish(at time.Duration) {
 	if len(l.events) > 0 {
-		to.KVEvents(at, l.events)
+		l.to.KVEvents(at, l.events)
 		clear(l.events) // let go of sequences
 		l.events = l.events[:0]
 	}

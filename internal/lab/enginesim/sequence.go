@@ -2,7 +2,6 @@ package enginesim
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
 	"slices"
 	"time"
@@ -109,6 +108,7 @@ const (
 // Sequence is a request inside an engine.
 type Sequence struct {
 	req       Request
+	size      int // of a block, in tokens
 	result    Result
 	blocks    []int32  // pinned blocks, from the first token on
 	outHashes []uint64 // hashes of the blocks after the prompt's full ones
@@ -162,26 +162,27 @@ func (s *Sequence) Result() Result { return s.result }
 // Token is token i of the output.
 func (s *Sequence) Token(i int) uint32 { return workload.Token(s.req.OutputSeed, s.req.OutputFrom+i) }
 
-// AppendTokens appends tokens [from, to) of prompt and output to dst. It is false if the prompt is known by its hashes
-// only.
-func (s *Sequence) AppendTokens(dst []uint32, from, to int) ([]uint32, bool) {
-	for ; from < to && from < s.req.PromptTokens; from++ {
-		if from >= len(s.req.Prompt) {
-			return dst, false
+// Tokens are those of the blocks that were stored. It is false if their prompt is known by its hashes only.
+func (e *KVEvent) Tokens() (all []uint32, known bool) {
+	s := e.Seq
+	from, to := e.First*s.size, (e.First+len(e.Hashes))*s.size
+	if from < s.req.PromptTokens {
+		if s.req.Prompt == nil {
+			return nil, false
 		}
-		dst = append(dst, s.req.Prompt[from])
+		all = slices.Clone(s.req.Prompt[from:min(to, s.req.PromptTokens)])
 	}
-	for ; from < to; from++ {
-		dst = append(dst, s.Token(from-s.req.PromptTokens))
+	for i := from + len(all); i < to; i++ {
+		all = append(all, s.Token(i-s.req.PromptTokens))
 	}
-	return dst, true
+	return all, true
 }
 
 // tokens is the length of prompt and output so far.
 func (s *Sequence) tokens() int { return s.req.PromptTokens + s.generated }
 
 // hash is the chained hash of block i, which is full. Blocks are asked for in order.
-func (s *Sequence) hash(i, blockSize int) uint64 {
+func (s *Sequence) hash(i int) uint64 {
 	if i < len(s.req.Hashes) {
 		return s.req.Hashes[i]
 	}
@@ -189,20 +190,16 @@ func (s *Sequence) hash(i, blockSize int) uint64 {
 		return s.outHashes[j]
 	}
 	seed := cmp.Or(s.req.HashSeed, workload.BaseHashSeed)
-	full := len(s.req.Hashes) * blockSize
-	buf := make([]byte, 0, 4*64)
-	for pos := i * blockSize; pos < (i+1)*blockSize; pos++ {
-		var t uint32
-		if pos < s.req.PromptTokens {
-			t = s.req.Tail[pos-full]
-		} else {
-			t = s.Token(pos - s.req.PromptTokens)
-		}
-		buf = binary.LittleEndian.AppendUint32(buf, t)
+	tokens := make([]uint32, 0, s.size)
+	if i == len(s.req.Hashes) {
+		tokens = append(tokens, s.req.Tail...)
 	}
-	h := kvindex.HashBlock(buf, seed)
+	for at := i*s.size + len(tokens); at < (i+1)*s.size; at++ {
+		tokens = append(tokens, s.Token(at-s.req.PromptTokens))
+	}
+	h := kvindex.AppendTokens(nil, tokens, s.size, seed)[0]
 	if i > 0 {
-		h = kvindex.Chain(s.hash(i-1, blockSize), h)
+		h = kvindex.Chain(s.hash(i-1), h)
 	}
 	s.outHashes = append(s.outHashes, h)
 	return h

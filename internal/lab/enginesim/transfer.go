@@ -1,6 +1,7 @@
 package enginesim
 
 import (
+	"cmp"
 	"slices"
 	"time"
 )
@@ -20,13 +21,7 @@ func (s *Sequence) here() int { return min(s.req.Received, s.req.PromptTokens-1)
 // receive takes blocks for the KV of a sequence that was just admitted. It is on its way from now on.
 func (e *Engine) receive(s *Sequence) {
 	s.admitted = true
-	for range e.missing(s, s.req.Received-s.computed) {
-		id, hash, evicted := e.pool.take()
-		if evicted && e.kv.on {
-			e.kv.removed(hash)
-		}
-		s.blocks = append(s.blocks, id)
-	}
+	e.take(s, s.req.Received-s.computed)
 	s.result.ReceivedTokens = s.here() - s.computed
 	share := float64(s.result.ReceivedTokens) / float64(s.req.Received)
 	s.arrives = e.now + time.Duration(share*float64(s.req.Transfer))
@@ -35,18 +30,14 @@ func (e *Engine) receive(s *Sequence) {
 
 // arrive moves sequences whose KV has come to those that run, and stores the blocks.
 func (e *Engine) arrive() {
-	keep, size := e.coming[:0], e.cfg.BlockSize
+	keep := e.coming[:0]
 	for _, s := range e.coming {
 		if s.arrives > e.now {
 			keep = append(keep, s)
 			continue
 		}
 		e.stats.ReceivedTokens += s.result.ReceivedTokens
-		for i := s.computed / size; i < s.here()/size; i++ {
-			if h := s.hash(i, size); e.pool.store(s.blocks[i], h) && e.kv.on {
-				e.kv.stored(s, i, h, size)
-			}
-		}
+		e.store(s, s.here())
 		s.computed = s.here()
 		e.running = append(e.running, s)
 		e.events = append(e.events, Event{s, -1, false})
@@ -57,13 +48,10 @@ func (e *Engine) arrive() {
 
 // nextArrival is when the next KV has come; now if none is on its way.
 func (e *Engine) nextArrival() time.Duration {
-	next := e.now
-	for i, s := range e.coming {
-		if i == 0 || s.arrives < next {
-			next = s.arrives
-		}
+	if len(e.coming) == 0 {
+		return e.now
 	}
-	return next
+	return slices.MinFunc(e.coming, func(a, b *Sequence) int { return cmp.Compare(a.arrives, b.arrives) }).arrives
 }
 
 // Release frees the blocks of a sequence that has ended and whose request had Hold. Else it does nothing.

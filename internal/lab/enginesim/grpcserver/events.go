@@ -61,7 +61,7 @@ func batchOf(b *kvpublish.Batch) *commonpb.KvEventBatch {
 		e := &b.Events[i]
 		x := &commonpb.KvCacheEvent{EventId: (b.Seq+1)<<32 | uint64(i)}
 		if e.Stored {
-			x.Data = &commonpb.KvCacheEvent_Stored{Stored: storedOf(e, b.BlockSize)}
+			x.Data = &commonpb.KvCacheEvent_Stored{Stored: storedOf(e)}
 		} else {
 			gone := &commonpb.KvBlocksRemoved{}
 			for _, h := range e.Hashes {
@@ -74,8 +74,8 @@ func batchOf(b *kvpublish.Batch) *commonpb.KvEventBatch {
 	return out
 }
 
-func storedOf(e *kvpublish.Event, size int) *commonpb.KvBlocksStored {
-	s := &commonpb.KvBlocksStored{}
+func storedOf(e *kvpublish.Event) *commonpb.KvBlocksStored {
+	s, size := &commonpb.KvBlocksStored{}, e.BlockSize()
 	if e.HasParent {
 		parent := int64(e.Parent)
 		s.ParentBlockHash = &parent

@@ -139,9 +139,6 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 	}
 	s.killed, s.kill = context.WithCancel(context.Background())
 	s.stopping, s.stop = context.WithCancel(s.killed)
-	if c.KVEvents != nil {
-		c.KVEvents.SetBlockSize(d.Config().BlockSize)
-	}
 	enginepb.RegisterVllmEngineServer(s.grpc, &engineService{srv: s})
 	vllmpb.RegisterInferenceServer(s.grpc, &inferenceService{srv: s})
 	sglangpb.RegisterSglangSchedulerServer(s.grpc, &sglangService{srv: s})

@@ -50,14 +50,14 @@ func (r record) MarshalMsg(b []byte) (_ []byte, err error) {
 func (e Encoding) append(b []byte, x *Batch) ([]byte, error) {
 	events := make([]any, len(x.Events))
 	for i := range x.Events {
-		events[i] = record{e != Arrays, e.event(&x.Events[i], x.BlockSize)}
+		events[i] = record{e != Arrays, e.event(&x.Events[i])}
 	}
 	batch := record{e == Maps, []field{{"ts", x.At.Seconds()}, {"events", events}, {"data_parallel_rank", 0}}}
 	return batch.MarshalMsg(b)
 }
 
 // event are the fields of an event; the first is its type.
-func (e Encoding) event(x *Event, size int) []field {
+func (e Encoding) event(x *Event) []field {
 	hashes := make([]any, len(x.Hashes))
 	for i, h := range x.Hashes {
 		hashes[i] = e.hash(h)
@@ -74,7 +74,7 @@ func (e Encoding) event(x *Event, size int) []field {
 	}
 	return []field{
 		{"type", "BlockStored"}, {"block_hashes", hashes}, {"parent_block_hash", parent}, {"token_ids", x.Tokens},
-		{"block_size", size}, {"lora_id", nil}, {"medium", "GPU"}, {"lora_name", adapter}, {"extra_keys", x.extraKeys()},
+		{"block_size", x.BlockSize()}, {"lora_id", nil}, {"medium", "GPU"}, {"lora_name", adapter}, {"extra_keys", x.extraKeys()},
 	}
 }
 

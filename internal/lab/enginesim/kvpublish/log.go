@@ -13,8 +13,6 @@ type Batch struct {
 	Seq uint64
 	// At is engine time.
 	At time.Duration
-	// BlockSize is the tokens in a block.
-	BlockSize int
 	// Events are in their order.
 	Events []Event
 }
@@ -36,11 +34,10 @@ type Event struct {
 type Log struct {
 	keep int
 
-	mu        sync.Mutex // guards what follows; nothing is called under it
-	blockSize int
-	batches   []Batch // the oldest first
-	next      uint64
-	more      chan struct{} // closed by the next batch
+	mu      sync.Mutex // guards what follows; nothing is called under it
+	batches []Batch    // the oldest first
+	next    uint64
+	more    chan struct{} // closed by the next batch
 }
 
 // NewLog returns a log that keeps this many batches; 0 means 10,000, as vLLM does.
@@ -51,20 +48,13 @@ func NewLog(keep int) *Log {
 	return &Log{keep: keep, more: make(chan struct{})}
 }
 
-// SetBlockSize sets how many tokens are in a block. It is called before the first batch.
-func (l *Log) SetBlockSize(tokens int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.blockSize = tokens
-}
-
 // KVEvents implements enginesim.Listener. Blocks of prompts given by their hashes only cannot be published.
 func (l *Log) KVEvents(at time.Duration, events []enginesim.KVEvent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	b := Batch{Seq: l.next, At: at, BlockSize: l.blockSize}
+	b := Batch{Seq: l.next, At: at}
 	for _, e := range events {
-		if x, ok := eventOf(e, l.blockSize); ok {
+		if x, ok := eventOf(&e); ok {
 			b.Events = append(b.Events, x)
 		}
 	}
@@ -82,7 +72,7 @@ func (l *Log) KVEvents(at time.Duration, events []enginesim.KVEvent) {
 }
 
 // eventOf is an event as it is published; false where its tokens are not known.
-func eventOf(e enginesim.KVEvent, size int) (x Event, ok bool) {
+func eventOf(e *enginesim.KVEvent) (x Event, ok bool) {
 	x.Stored = e.Stored
 	for _, h := range e.Hashes {
 		x.Hashes = append(x.Hashes, Hash(h))
@@ -90,14 +80,17 @@ func eventOf(e enginesim.KVEvent, size int) (x Event, ok bool) {
 	if !e.Stored {
 		return x, true
 	}
-	if x.HasParent = e.HasParent; e.HasParent {
+	if x.HasParent = e.First > 0; x.HasParent {
 		x.Parent = Hash(e.Parent)
 	}
 	r := e.Seq.Request()
 	x.Adapter, x.CacheSalt = r.Adapter, r.CacheSalt
-	x.Tokens, ok = e.Seq.AppendTokens(nil, e.First*size, (e.First+len(e.Hashes))*size)
+	x.Tokens, ok = e.Tokens()
 	return x, ok
 }
+
+// BlockSize is how many tokens are in a block that was stored.
+func (e *Event) BlockSize() int { return len(e.Tokens) / len(e.Hashes) }
 
 // Hash is the engine's name for the block with this chained hash: one for each.
 func Hash(chained uint64) uint64 { return (chained ^ chained>>29) * 0x9e3779b97f4a7c15 }

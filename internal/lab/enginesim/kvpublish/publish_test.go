@@ -38,7 +38,6 @@ func TestLogKeepsTheLast(t *testing.T) {
 // Engines report what they store: the tokens of prompt and output, block by block.
 func TestLogReportsTokens(t *testing.T) {
 	l := NewLog(0)
-	l.SetBlockSize(4)
 	e, err := enginesim.New(enginesim.Config{KVTokens: 400, BlockSize: 4, Listener: l})
 	require.NoError(t, err)
 	r := enginesim.FromTokens("a", []uint32{1, 2, 3, 4, 5, 6}, 8, 4, 0)
@@ -72,7 +71,7 @@ func TestLogReportsTokens(t *testing.T) {
 }
 
 func TestEncodings(t *testing.T) {
-	b := &Batch{At: 1500 * time.Millisecond, BlockSize: 2, Events: []Event{
+	b := &Batch{At: 1500 * time.Millisecond, Events: []Event{
 		{Stored: true, Hashes: []uint64{^uint64(0)}, Tokens: []uint32{1, 2}, CacheSalt: "s"},
 	}}
 	for e, want := range map[Encoding]string{
