@@ -2,18 +2,11 @@ package sim
 
 import (
 	"context"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/loadprobe"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
 )
-
-// polling is what clients have asked.
-type polling struct {
-	answered map[*policy.Replica]time.Duration // a client's replica: when it answered last
-	asked    []int                             // by engine
-}
 
 // poll asks replicas before a request is routed, where clients do.
 func (r *run) poll(ctx context.Context, f *flight) {
@@ -21,12 +14,11 @@ func (r *run) poll(ctx context.Context, f *flight) {
 		return
 	}
 	loadprobe.Before(ctx, f.router, &f.req, func(rep *policy.Replica) bool {
-		p := &r.polling
-		if last, ever := p.answered[rep]; ever && r.now-last < loadprobe.Fresh {
+		if last, ever := r.answered[rep]; ever && r.now-last < loadprobe.Fresh {
 			return false
 		}
-		p.answered[rep] = r.now
-		p.asked[rep.Index()]++
+		r.answered[rep] = r.now
+		r.polls++
 		f.router.Report(rep.ID, r.loadOf(rep.Index()))
 		return true
 	})

@@ -15,10 +15,7 @@ func TestPolling(t *testing.T) {
 	at := func(clients int, share Share) (ttft float64, polls int) {
 		r, err := finished(t.Context(), NewPrompts(rs), small("prefix_cache_affinity", clients, share))
 		require.NoError(t, err)
-		for _, n := range r.polling.asked {
-			polls += n
-		}
-		return r.result().TTFT.Mean, polls
+		return r.result().TTFT.Mean, r.polls
 	}
 	none, polls := at(32, ShareNone)
 	require.Zero(t, polls)

@@ -72,7 +72,8 @@ type run struct {
 	draw     *rand.Rand
 	fleet    *baseline.Fleet
 	share    *sharing
-	polling  polling
+	answered map[*policy.Replica]time.Duration // when each client's replica answered a poll last
+	polls    int
 	scrape   time.Duration // when the baselines look at the engines next
 	queue    []waiting     // of all clients, in the order in which they came
 	pairs    int           // measured requests that were split
@@ -93,11 +94,11 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		return nil, err
 	}
 	r := &run{
-		Config: c, Prompts: prompts, samples: make([]drive.Sample, len(prompts.rs)), scrape: never, byID: make(map[string]*machine),
+		Config: c, Prompts: prompts, samples: make([]drive.Sample, len(prompts.rs)), scrape: never,
+		byID: make(map[string]*machine), answered: make(map[*policy.Replica]time.Duration),
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
 	}
 	prompts.cut(c.Engines[0].BlockSize)
-	r.polling = polling{answered: make(map[*policy.Replica]time.Duration), asked: make([]int, c.Replicas)}
 	r.fleet = baseline.NewFleet(c.name(), c.Replicas, c.Engines)
 	if r.fleet.ScrapeEvery > 0 {
 		r.scrape = 0

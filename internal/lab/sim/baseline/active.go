@@ -8,13 +8,12 @@ import (
 // active is what this router has under way on one replica.
 type active struct {
 	prompts []*found
-	blocks  int // different ones in these prompts
-	tails   int // prompts that end in the middle of a block, each a block of its own
+	blocks  int // different ones in these prompts, and the tail of each
 }
 
 // add counts a prompt: of its blocks those that no other has.
 func (a *active) add(s *found) {
-	a.blocks += len(s.blocks) - a.shared(s.blocks)
+	a.blocks += len(s.blocks) - a.shared(s.blocks) + s.tail
 	a.prompts = append(a.prompts, s)
 }
 
@@ -23,7 +22,7 @@ func (a *active) remove(s *found) {
 	i, last := slices.Index(a.prompts, s), len(a.prompts)-1
 	a.prompts[i], a.prompts[last] = a.prompts[last], nil
 	a.prompts = a.prompts[:last]
-	a.blocks -= len(s.blocks) - a.shared(s.blocks)
+	a.blocks -= len(s.blocks) - a.shared(s.blocks) + s.tail
 }
 
 // shared is how many leading blocks are under way. Hashes are chained: prompts that have one block in common have all

@@ -24,12 +24,11 @@ var kinds = map[string]kind{
 	"least_requests":       {build: func(*Fleet) policy.Policy { return scan(requests, "least_requests") }},
 	"least_tokens":         {build: func(*Fleet) policy.Policy { return scan(load, policy.ReasonLeastLoaded) }},
 	"ray_prefix":           {build: newRay},
-	"smg_cache_aware_2025": {build: func(f *Fleet) policy.Policy { return newSMG(f, false).policy() }},
-	"smg_cache_aware":      {build: func(f *Fleet) policy.Policy { return newSMG(f, true).policy() }},
-	"llmd_default": {build: func(f *Fleet) policy.Policy { return newLLMD(f).policy() },
-		scrape: 50 * time.Millisecond},
-	"dynamo":     {build: func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }, events: true},
-	"dynamo_s16": {build: func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }, events: true},
+	"smg_cache_aware_2025": {build: func(f *Fleet) policy.Policy { return newSMG(f, false) }},
+	"smg_cache_aware":      {build: func(f *Fleet) policy.Policy { return newSMG(f, true) }},
+	"llmd_default":         {build: newLLMD, scrape: 50 * time.Millisecond},
+	"dynamo":               {build: func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }, events: true},
+	"dynamo_s16":           {build: func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }, events: true},
 }
 
 // Names are the baselines, sorted.
@@ -124,9 +123,19 @@ func guess(f *Fleet, block int, maxBytes int64) prompted {
 	return prompted{x, slots(x, f.replicas), block}
 }
 
+// policy is one with this rule. routed gets each decision.
+func (p *prompted) policy(
+	choose func(*policy.Request, policy.View) policy.Decision, routed func(*policy.Request, policy.Decision),
+) policy.Policy {
+	return policy.Policy{
+		Uses: policy.UsesPrompt, Prepare: p.prepare, Choose: choose, Observer: policy.Observer{Routed: routed},
+	}
+}
+
 // found is what was found for a prompt.
 type found struct {
 	blocks []uint64
+	tail   int   // 1 if the prompt ends in the middle of a block
 	depth  []int // by replica
 	most   int
 }
@@ -149,6 +158,9 @@ func (p *prompted) read(q *policy.Request, replicas int) *found {
 	if s == nil {
 		seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
 		s = &found{blocks: kvindex.AppendTokens(nil, q.Prompt.Tokens, p.block, seed), depth: make([]int, replicas)}
+		if q.PromptTokens > len(s.blocks)*p.block {
+			s.tail = 1
+		}
 		q.Prepared = s
 	}
 	return s
@@ -190,6 +202,18 @@ func requests(_ policy.View, r *policy.Replica) float64 { return float64(underWa
 func underWay(r *policy.Replica) int {
 	others, _ := r.PeerLoad()
 	return r.Ongoing() + others
+}
+
+// bounds are the least and the largest number of some replicas; 0 where there are none.
+func bounds(replicas []*policy.Replica, of func(*policy.Replica) int) (low, high int) {
+	for i, r := range replicas {
+		n := of(r)
+		if i == 0 || n < low {
+			low = n
+		}
+		high = max(high, n)
+	}
+	return low, high
 }
 
 // least is the available replica with the lowest cost, a random one of equals.

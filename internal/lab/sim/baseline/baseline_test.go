@@ -145,15 +145,13 @@ func TestDynamoActive(t *testing.T) {
 		return p.policy()
 	})
 	a, b := w.pick("", 1, 160, 2, 40), w.pick("", 1, 160, 3, 32)
-	require.Equal(t, 10+2+2, p.active[0].blocks)
-	require.Equal(t, 1, p.active[0].tails)
+	require.Equal(t, 10+2+2+1, p.active[0].blocks, "the tail of the first is a block")
 	require.Equal(t, 12, p.active[0].shared(a.q.Prepared.(*found).blocks))
 	w.end(a)
 	require.Equal(t, 12, p.active[0].blocks)
 	require.Equal(t, 10, p.active[0].shared(a.q.Prepared.(*found).blocks))
 	w.end(b)
 	require.Zero(t, p.active[0].blocks)
-	require.Zero(t, p.active[0].tails)
 }
 
 // The events report what the engine then finds, also after it has evicted.

@@ -25,12 +25,9 @@ func (p *dynamo) prepare(_ context.Context, q *policy.Request, _ policy.View) er
 }
 
 func (p *dynamo) policy() policy.Policy {
-	return policy.Policy{
-		Uses:     policy.UsesPrompt,
-		Prepare:  p.prepare,
-		Choose:   p.choose,
-		Observer: policy.Observer{Routed: p.add, Completed: p.remove},
-	}
+	all := p.prompted.policy(p.choose, p.add)
+	all.Prepare, all.Observer.Completed = p.prepare, p.remove
+	return all
 }
 
 func (p *dynamo) choose(q *policy.Request, v policy.View) policy.Decision {
@@ -41,34 +38,22 @@ func (p *dynamo) choose(q *policy.Request, v policy.View) policy.Decision {
 		a := &p.active[r.Index()]
 		_, others := r.PeerLoad()
 		raw := float64(r.QueuedTokens()+int(others)+q.PromptTokens) / bs
-		decode := float64(a.blocks+a.tails) + whole - float64(a.shared(s.blocks))
+		decode := float64(a.blocks) + whole - float64(a.shared(s.blocks))
 		return p.scale*max(0, raw-float64(s.depth[r.Index()])) + decode
 	})
 	return p.to(q, r, policy.ReasonKVCost)
 }
 
-// add counts the blocks of a request that was sent.
+// add counts the blocks of a request that was sent, unless it was pinned.
 func (p *dynamo) add(q *policy.Request, d policy.Decision) {
-	a := &p.active[d.Replica.Index()]
-	s, ok := q.Prepared.(*found)
-	if !ok {
-		return // pinned
-	}
-	a.add(s)
-	if q.PromptTokens > len(s.blocks)*p.block {
-		a.tails++
+	if s, ok := q.Prepared.(*found); ok {
+		p.active[d.Replica.Index()].add(s)
 	}
 }
 
 // remove is the end of what add counted.
 func (p *dynamo) remove(q *policy.Request, d policy.Decision, _ policy.Outcome) {
-	a := &p.active[d.Replica.Index()]
-	s, ok := q.Prepared.(*found)
-	if !ok {
-		return // pinned
-	}
-	a.remove(s)
-	if q.PromptTokens > len(s.blocks)*p.block {
-		a.tails--
+	if s, ok := q.Prepared.(*found); ok {
+		p.active[d.Replica.Index()].remove(s)
 	}
 }

@@ -18,34 +18,18 @@ type llmd struct {
 	fleet *Fleet
 }
 
-func newLLMD(f *Fleet) *llmd {
+func newLLMD(f *Fleet) policy.Policy {
 	// As many entries as the engine has blocks, although an entry is four of them.
-	p := guess(f, llmdBlock, unbounded)
+	p := &llmd{guess(f, llmdBlock, unbounded), f}
 	for _, s := range p.slots {
 		p.index.SetCapacity(s, f.blocks)
 	}
-	return &llmd{p, f}
-}
-
-func (p *llmd) policy() policy.Policy {
-	return policy.Policy{
-		Uses:     policy.UsesPrompt,
-		Prepare:  p.prepare,
-		Choose:   p.choose,
-		Observer: policy.Observer{Routed: p.remember},
-	}
+	return p.policy(p.choose, p.remember)
 }
 
 func (p *llmd) choose(q *policy.Request, v policy.View) policy.Decision {
 	s := q.Prepared.(*found)
-	low, high := -1, 0
-	for _, r := range v.Connected() {
-		n := p.fleet.seen[r.Index()].Waiting
-		if low < 0 || n < low {
-			low = n
-		}
-		high = max(high, n)
-	}
+	low, high := bounds(v.Connected(), func(r *policy.Replica) int { return p.fleet.seen[r.Index()].Waiting })
 	r := least(q, v, func(r *policy.Replica) float64 {
 		seen := p.fleet.seen[r.Index()]
 		queue, used, prefix := 1., 0., 0.

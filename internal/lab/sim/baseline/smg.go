@@ -1,6 +1,8 @@
 package baseline
 
 import (
+	"slices"
+
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
@@ -24,20 +26,12 @@ type smg struct {
 	last   []uint64 // routed when the replica was used last
 }
 
-func newSMG(f *Fleet, gate bool) *smg {
-	return &smg{
+func newSMG(f *Fleet, gate bool) policy.Policy {
+	p := &smg{
 		prompted: guess(f, smgPage, smgIndex), gate: gate,
 		sent: make([]uint64, f.replicas), last: make([]uint64, f.replicas),
 	}
-}
-
-func (p *smg) policy() policy.Policy {
-	return policy.Policy{
-		Uses:     policy.UsesPrompt,
-		Prepare:  p.prepare,
-		Choose:   p.choose,
-		Observer: policy.Observer{Routed: p.note},
-	}
+	return p.policy(p.choose, p.note)
 }
 
 func (p *smg) choose(q *policy.Request, v policy.View) policy.Decision {
@@ -90,17 +84,8 @@ func (p *smg) idlest(q *policy.Request, v policy.View) *policy.Replica {
 
 // unbalanced is the look at the fleet as a whole.
 func unbalanced(q *policy.Request, v policy.View) bool {
-	low, high := -1, 0
-	for _, r := range v.Connected() {
-		if !v.Available(q, r) {
-			continue
-		}
-		n := underWay(r)
-		if low < 0 || n < low {
-			low = n
-		}
-		high = max(high, n)
-	}
+	full := func(r *policy.Replica) bool { return !v.Available(q, r) }
+	low, high := bounds(slices.DeleteFunc(slices.Clone(v.Connected()), full), underWay)
 	return high-low > smgAbs && float64(high) > smgRel*float64(low)
 }
 

@@ -115,7 +115,7 @@ var (
 )
 
 // compared are the figures of a Mean.
-var compared = [...]*figure{&ttftMean, &ttftP99, &tpotMean, &goodput}
+var compared = []*figure{&ttftMean, &ttftP99, &tpotMean, &goodput}
 
 // over is a policy's mean over some seeds, and their spread.
 func (f *figure) over(r *Row, seeds []uint64) (mean, spread float64) {

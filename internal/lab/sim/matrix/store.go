@@ -5,7 +5,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -33,16 +32,13 @@ func Program() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	h := sha256.New()
-	if _, err := io.Copy(h, f); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(h.Sum(nil)[:8]), nil
+	b, err := os.ReadFile(path)
+	return digest(b), err
+}
+
+func digest(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
 }
 
 // hashed is a hash of the arguments, which are numbers, strings, and lists and structs of these.
@@ -51,8 +47,7 @@ func hashed(args ...any) string {
 	if err != nil {
 		panic(err)
 	}
-	sum := sha256.Sum256(b)
-	return hex.EncodeToString(sum[:8])
+	return digest(b)
 }
 
 // file is where a run is kept.
@@ -62,12 +57,9 @@ func file(dir, cell, policy string, clients int, seed uint64) string {
 
 // load reads a run; nil if there is none that can be read.
 func load(path string) *Entry {
-	b, err := os.ReadFile(path)
-	if err != nil {
-		return nil
-	}
 	e := new(Entry)
-	if json.Unmarshal(b, e) != nil || e.Result == nil {
+	b, err := os.ReadFile(path)
+	if err != nil || json.Unmarshal(b, e) != nil || e.Result == nil {
 		return nil
 	}
 	return e
