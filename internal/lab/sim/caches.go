@@ -41,75 +41,34 @@ func (r *run) subscribe(rt *router.Router, prompt []uint64) {
 // ends it is.
 type contents struct {
 	replica string
-	every   int                 // blocks in a superblock
-	held    map[uint64]int      // superblocks, and the length of stored when each was stored last
-	sent    map[uint64]struct{} // those that the clients have
-
-	// What happened since the last flush. Superblocks side by side with the same chain follow each other in a prompt.
-	stored  []link
-	removed []uint64
-	chain   int
-}
-
-type link struct {
-	hash  uint64
-	chain int
+	every   int // blocks in a superblock
+	held    map[uint64]bool
+	changes []policy.CacheChange // since the last broadcast
 }
 
 func newContents(replica string, blockSize int) *contents {
-	return &contents{
-		replica: replica, every: policy.SuperblockTokens / blockSize,
-		held: make(map[uint64]int), sent: make(map[uint64]struct{}),
-	}
+	return &contents{replica: replica, every: policy.SuperblockTokens / blockSize, held: make(map[uint64]bool)}
 }
 
 // KVEvents implements [enginesim.Listener].
 func (c *contents) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
 	for _, e := range events {
-		if !e.Stored {
+		change := policy.CacheChange{Replica: c.replica, BlockTokens: policy.SuperblockTokens}
+		if e.Stored {
+			for i := c.every - 1 - e.First%c.every; i < len(e.Hashes); i += c.every {
+				c.held[e.Hashes[i]] = true
+				change.Stored = append(change.Stored, e.Hashes[i])
+			}
+		} else {
 			for _, h := range e.Hashes {
-				if _, ok := c.held[h]; ok {
+				if c.held[h] {
 					delete(c.held, h)
-					c.removed = append(c.removed, h)
+					change.Removed = append(change.Removed, h)
 				}
 			}
-			continue
 		}
-		c.chain++
-		for i := c.every - 1 - e.First%c.every; i < len(e.Hashes); i += c.every {
-			c.stored = append(c.stored, link{e.Hashes[i], c.chain})
-			c.held[e.Hashes[i]] = len(c.stored)
+		if len(change.Stored)+len(change.Removed) > 0 {
+			c.changes = append(c.changes, change)
 		}
 	}
-}
-
-// flush appends what changed since the last time: one change for everything removed and the first chain stored, and
-// one for each further chain. What came and went in between is no change.
-func (c *contents) flush(dst []policy.CacheChange) []policy.CacheChange {
-	next := policy.CacheChange{Replica: c.replica, BlockTokens: policy.SuperblockTokens}
-	for _, h := range c.removed {
-		_, sent := c.sent[h]
-		if _, held := c.held[h]; sent && !held {
-			delete(c.sent, h)
-			next.Removed = append(next.Removed, h)
-		}
-	}
-	last := -1 // place of the last one in the chain
-	for i, l := range c.stored {
-		if _, sent := c.sent[l.hash]; sent || c.held[l.hash] != i+1 {
-			continue
-		}
-		if len(next.Stored) > 0 && (last != i-1 || c.stored[last].chain != l.chain) {
-			dst = append(dst, next)
-			next.Removed, next.Stored = nil, nil
-		}
-		c.sent[l.hash] = struct{}{}
-		next.Stored = append(next.Stored, l.hash)
-		last = i
-	}
-	if len(next.Stored)+len(next.Removed) > 0 {
-		dst = append(dst, next)
-	}
-	c.stored, c.removed = c.stored[:0], c.removed[:0]
-	return dst
 }

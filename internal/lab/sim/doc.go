@@ -19,7 +19,7 @@
 //     ([github.com/warmpath/warmpath/internal/router/load.Damping]), plus its own reservations of now. Its view of others is up to 1.1 intervals old.
 //   - several servers: what the clients of another server reported is one interval older, and so is what it has of caches
 //   - broadcast: load, and with it what the caches gained and lost. The server gets every engine's events as they
-//     happen and keeps superblocks of 512 tokens; what came and went within one interval is not sent
+//     happen and keeps superblocks of 512 tokens
 //   - poll: no server; a client asks replicas before each request, as load_poll has it
 //     ([github.com/warmpath/warmpath/internal/loadprobe]), and they answer with the sum of all clients' reservations
 //   - poll_count: the same, but they answer with counts of requests, as engines' GetLoads does

@@ -110,8 +110,8 @@ func (s *sharing) report(c int) {
 func (s *sharing) broadcast() {
 	changes := make([][]policy.CacheChange, len(s.total))
 	for i, c := range s.caches {
-		at := i % len(changes)
-		changes[at] = c.flush(changes[at])
+		changes[i%len(changes)] = append(changes[i%len(changes)], c.changes...)
+		c.changes = nil
 	}
 	for c, rt := range s.routers {
 		own := c % len(s.total)
