@@ -15,19 +15,11 @@ import (
 )
 
 type explain struct {
-	policy     string
-	replicas   string
-	fleet      string
-	config     string
-	session    string
-	requestID  string
-	prompt     string
-	promptFile string
-	model      string
-	adapter    string
-	salt       string
-	seed       uint64
-	json       bool
+	policy, replicas, fleet, config string
+	request                         policy.Request
+	prompt, promptFile              string
+	seed                            uint64
+	json                            bool
 }
 
 // explanation is what explain prints with --json. Its first four fields are part of the command's contract.
@@ -68,13 +60,13 @@ func newExplain() *cobra.Command {
 	f.StringVar(&e.replicas, "replicas", "", "the fleet: `ids`, or host:port, or id=host:port, separated by commas")
 	f.StringVar(&e.fleet, "fleet", "", "the fleet as a fleet `file`")
 	f.StringVar(&e.config, "config", "", "the channel's configuration, a YAML or JSON `file`")
-	f.StringVar(&e.session, "session", "", "`id` of the session")
-	f.StringVar(&e.requestID, "request-id", "", "`id` of the request")
+	f.StringVar(&e.request.Session, "session", "", "`id` of the session")
+	f.StringVar(&e.request.ID, "request-id", "", "`id` of the request")
 	f.StringVar(&e.prompt, "prompt", "", "the prompt's `text`")
 	f.StringVar(&e.promptFile, "prompt-file", "", "the prompt's text from a `file`, - for standard input")
-	f.StringVar(&e.model, "model", "", "`name` of the model")
-	f.StringVar(&e.adapter, "adapter", "", "`name` of the LoRA adapter")
-	f.StringVar(&e.salt, "cache-salt", "", "`salt` of the prefix cache")
+	f.StringVar(&e.request.Model, "model", "", "`name` of the model")
+	f.StringVar(&e.request.Adapter, "adapter", "", "`name` of the LoRA adapter")
+	f.StringVar(&e.request.CacheSalt, "cache-salt", "", "`salt` of the prefix cache")
 	f.Uint64Var(&e.seed, "seed", 1, "seed of the policies that draw at random")
 	f.BoolVar(&e.json, "json", false, "print one JSON object on standard output and nothing else there")
 	return c
@@ -89,8 +81,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 	if err != nil {
 		return nil, "", err
 	}
-	request, err := e.request(c)
-	if err != nil {
+	if err := e.readRequest(c); err != nil {
 		return nil, "", err
 	}
 	tokens, err := openTokens(config)
@@ -110,7 +101,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 	for _, m := range members {
 		rt.Fleet.SetConnected(m.ID, true)
 	}
-	x, err := ask(c.Context(), rt, request)
+	x, err := ask(c.Context(), rt, &e.request)
 	if err != nil {
 		return nil, "", errors.Join(err, rt.Close())
 	}
@@ -121,7 +112,7 @@ func (e *explain) explain(c *cobra.Command) (*explanation, string, error) {
 			x.TokenizeError = tokens.err.Error()
 		}
 	}
-	return x, e.words(x, request, len(members)), rt.Close()
+	return x, x.words(&e.request, len(members)), rt.Close()
 }
 
 // ask picks again and again, each time as if the replica before had failed, until one comes a second time.

@@ -103,24 +103,21 @@ func checkHosted(c policy.Config) error {
 	return balancer.Check(string(raw))
 }
 
-// request is the request key that the flags make.
-func (e *explain) request(c *cobra.Command) (*policy.Request, error) {
-	q := &policy.Request{
-		ID: e.requestID, Session: requestkey.Session(e.session), Model: e.model, Adapter: e.adapter, CacheSalt: e.salt,
-	}
-	text := e.prompt
+// readRequest completes the request key.
+func (e *explain) readRequest(c *cobra.Command) error {
 	if e.promptFile != "" {
 		if c.Flags().Changed("prompt") {
-			return nil, usagef("--prompt and --prompt-file exclude each other")
+			return usagef("--prompt and --prompt-file exclude each other")
 		}
 		data, err := readPrompt(c.InOrStdin(), e.promptFile)
 		if err != nil {
-			return nil, usagef("--prompt-file: %w", err)
+			return usagef("--prompt-file: %w", err)
 		}
-		text = string(data)
+		e.prompt = string(data)
 	}
-	q.SetPrompt(policy.Prompt{Text: text})
-	return q, nil
+	e.request.Session = requestkey.Session(e.request.Session)
+	e.request.SetPrompt(policy.Prompt{Text: e.prompt})
+	return nil
 }
 
 func readPrompt(stdin io.Reader, path string) ([]byte, error) {

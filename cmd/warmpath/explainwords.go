@@ -9,7 +9,7 @@ import (
 )
 
 // words are the explanation for people.
-func (e *explain) words(x *explanation, q *policy.Request, n int) string {
+func (x *explanation) words(q *policy.Request, n int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s sends the request to %s.\n\n", x.Policy, x.Replica)
 	line := func(name, format string, args ...any) {
@@ -19,10 +19,9 @@ func (e *explain) words(x *explanation, q *policy.Request, n int) string {
 	if x.Place >= 0 {
 		line("place", "%d of %d in the order that every client computes alike for this key", x.Place+1, n)
 	}
-	switch {
-	case len(x.Fallbacks) == 0:
+	if len(x.Fallbacks) == 0 {
 		line("next", "none: the policy uses no other replica for this request")
-	default:
+	} else {
 		line("next", "%s, each when those before it are full, gone or have failed", strings.Join(x.Fallbacks, ", then "))
 	}
 	if q.PromptTokens > 0 {

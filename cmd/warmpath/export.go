@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	_ "net/http/pprof" // adds its pages to http.DefaultServeMux, which is served where --pprof asks for them
 	"os"
 	"slices"
 	"time"
@@ -81,7 +82,7 @@ func startExport(ctx context.Context, listen string, pprof bool, out serveOutput
 		}
 		if pprof {
 			write = 0 // a profile takes as long as its request sets
-			addPprof(pages)
+			pages.Handle("GET /debug/pprof/", http.DefaultServeMux)
 		}
 		at, end, err := serveHTTP(ctx, listen, pages, write)
 		if err != nil {

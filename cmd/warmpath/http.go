@@ -4,7 +4,6 @@ import (
 	"context"
 	"net"
 	"net/http"
-	"net/http/pprof"
 	"time"
 )
 
@@ -29,13 +28,4 @@ func serveHTTP(ctx context.Context, address string, h http.Handler, write time.D
 		return err
 	}
 	return lis.Addr(), end, nil
-}
-
-// addPprof adds pprof's handlers.
-func addPprof(m *http.ServeMux) {
-	m.HandleFunc("GET /debug/pprof/", pprof.Index)
-	m.HandleFunc("GET /debug/pprof/cmdline", pprof.Cmdline)
-	m.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	m.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	m.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
 }

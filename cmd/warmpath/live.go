@@ -2,17 +2,15 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
@@ -22,7 +20,6 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	"github.com/warmpath/warmpath/internal/lab/report"
 	"github.com/warmpath/warmpath/internal/lab/workload"
-	"github.com/warmpath/warmpath/internal/target"
 	"github.com/warmpath/warmpath/server"
 )
 
@@ -135,6 +132,7 @@ func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (
 	o := l.Options
 	o.Progress = p.show
 	o.Config = fmt.Sprintf(`{"policy": {%q: {}}}`, name)
+	o.Replicas = drive.Replicas(o.Target)
 	if l.engines > 0 {
 		stop, err := l.start(c.Context(), &o, mode)
 		defer stop()
@@ -142,7 +140,6 @@ func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (
 			return nil, 0, err
 		}
 	}
-	o.Replicas = drive.Replicas(o.Target)
 	if mode == policy.Broadcast || mode == policy.InCentral {
 		stop, err := l.serve(&o, mode, name)
 		defer stop()
@@ -173,25 +170,8 @@ func (l *live) start(ctx context.Context, o *drive.Options, mode string) (stop f
 	if err != nil {
 		return func() {}, err
 	}
-	o.Target = fleet.Target()
-	if prefills == 0 {
-		return fleet.Kill, nil
-	}
-	dir, err := os.MkdirTemp("", "warmpath-live")
-	if err != nil {
-		return fleet.Kill, err
-	}
-	stop = func() {
-		fleet.Kill()
-		_ = os.RemoveAll(dir)
-	}
-	path := filepath.Join(dir, "fleet.json")
-	text, err := json.Marshal(map[string]any{"replicas": fleet.Replicas})
-	if err == nil {
-		err = os.WriteFile(path, text, 0o600)
-	}
-	o.Target = target.FileScheme + "://" + path
-	return stop, err
+	o.Replicas, o.Target, o.Dial = fleet.Replicas, drive.FleetScheme+":///", []grpc.DialOption{fleet.Resolver()}
+	return fleet.Kill, nil
 }
 
 // serve starts look-aside servers for the replicas and has the channels use them, until stop is called.

@@ -46,7 +46,7 @@ func newSim() *cobra.Command {
 			"not see each other. The same seed gives the same bytes.\n\n" +
 			"With --matrix it runs many such cells, goes on where it was interrupted, and prints means over all of them.",
 		RunE: func(c *cobra.Command, _ []string) error {
-			if err := s.many.check(c); err != nil {
+			if err := checkTogether(c.Flags()); err != nil {
 				return err
 			}
 			if s.many.matrix != "" {
@@ -153,7 +153,7 @@ func (s *simulate) check(c *cobra.Command) error {
 	if s.Engines, err = s.engines.check(); err != nil {
 		return err
 	}
-	if err := s.checkRoles(set("split")); err != nil {
+	if err := s.checkRoles(); err != nil {
 		return err
 	}
 	if s.trace == "" {
@@ -170,16 +170,13 @@ func (s *simulate) check(c *cobra.Command) error {
 }
 
 // checkRoles sees to it that there are such roles, and such rules for them.
-func (s *simulate) checkRoles(split bool) error {
+func (s *simulate) checkRoles() error {
 	for role := range s.roles {
 		if err := oneOf("roles", role, []string{policy.RolePrefill, policy.RoleDecode}); err != nil {
 			return err
 		}
 	}
-	switch {
-	case split && len(s.roles) == 0:
-		return usagef("--split: it goes with --roles")
-	case len(s.roles) == 0:
+	if len(s.roles) == 0 {
 		return nil
 	}
 	s.Prefill, s.Decode = s.roles[policy.RolePrefill], s.roles[policy.RoleDecode]
@@ -193,26 +190,15 @@ func (s *simulate) checkRoles(split bool) error {
 	return someOf("split", s.splits, baseline.Splits)
 }
 
-// checkSource sees to it that there is one workload, with the flags that belong to it.
+// checkSource sees to it that there is one workload.
 func (s *simulate) checkSource(c *cobra.Command) error {
-	set := c.Flags().Changed
 	switch {
 	case s.trace != "" && s.traffic.Workload.Name != "":
 		return usagef("--trace, --workload: give one of them")
 	case s.traffic.Workload.Name != "":
-		for _, name := range []string{"format", "rate-scale", "jitter", "copies", "tool-gaps"} {
-			if set(name) {
-				return usagef("--%s: it goes with --trace", name)
-			}
-		}
 		return oneOf("workload", s.traffic.Workload.Name, workload.Names())
 	case s.trace == "":
 		return usagef("--trace or --workload is required; the workloads are %s", strings.Join(workload.Names(), ", "))
-	}
-	for _, name := range []string{"duration", "unshared", "rate"} {
-		if set(name) {
-			return usagef("--%s: it goes with --workload", name)
-		}
 	}
 	return first(required(c, "format"), oneOf("format", s.format, workload.Formats))
 }

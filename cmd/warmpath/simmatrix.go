@@ -6,6 +6,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -47,22 +48,27 @@ func (m *matrixFlags) add(f *pflag.FlagSet) {
 	f.IntVar(&m.workers, "workers", runtime.NumCPU(), "`number` of runs at once")
 }
 
-// matrixOnly are the flags that need --matrix, matrixToo those of a single cell that go with it.
-var (
-	matrixOnly = []string{"results", "cells", "summary", "workers"}
-	matrixToo  = append([]string{"matrix", "trace", "format", "jitter", "policies", "seeds", "duration", "warmup"},
-		matrixOnly...)
-)
+// goesWith are the flags that need others: one of these is given too.
+var goesWith = map[string][]string{
+	"results": {"matrix"}, "cells": {"matrix"}, "summary": {"matrix"}, "workers": {"matrix"},
+	"format": {"trace"}, "jitter": {"trace"}, "rate-scale": {"trace"}, "copies": {"trace"}, "tool-gaps": {"trace"},
+	"duration": {"workload", "matrix"}, "unshared": {"workload"}, "rate": {"workload"},
+	"split": {"roles"},
+}
 
-// check refuses flags that do not go together.
-func (m *matrixFlags) check(c *cobra.Command) error {
-	var err error
-	c.Flags().Visit(func(f *pflag.Flag) {
+// matrixToo are the flags that go with --matrix.
+var matrixToo = []string{"matrix", "results", "cells", "summary", "workers",
+	"trace", "format", "jitter", "policies", "seeds", "duration", "warmup"}
+
+// checkTogether refuses flags that do not go together.
+func checkTogether(flags *pflag.FlagSet) (err error) {
+	flags.Visit(func(f *pflag.Flag) {
+		others := goesWith[f.Name]
 		switch {
 		case err != nil:
-		case m.matrix == "" && slices.Contains(matrixOnly, f.Name):
-			err = usagef("--%s: it goes with --matrix", f.Name)
-		case m.matrix != "" && !slices.Contains(matrixToo, f.Name):
+		case others != nil && !slices.ContainsFunc(others, flags.Changed):
+			err = usagef("--%s: it goes with --%s", f.Name, strings.Join(others, " or --"))
+		case flags.Changed("matrix") && !slices.Contains(matrixToo, f.Name):
 			err = usagef("--%s: it does not go with --matrix, whose cells say that", f.Name)
 		}
 	})

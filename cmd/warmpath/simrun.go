@@ -166,7 +166,8 @@ func (s *simulate) facts(c *cobra.Command, rs []workload.Request, before int, ra
 		"their prompt tokens are of one request only",
 		s.source(), len(measured), span.Round(time.Second), rate, 100*workload.Unshared(rs, before))}}
 	c.Flags().VisitAll(func(f *pflag.Flag) {
-		if value := f.Value.String(); value != "" && !slices.Contains(matrixOnly, f.Name) {
+		value, others := f.Value.String(), goesWith[f.Name]
+		if value != "" && (others == nil || others[0] != "matrix") {
 			facts = append(facts, report.Fact{Name: "--" + f.Name, Value: value})
 		}
 	})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -159,10 +160,10 @@ func (s *screen) show(print func(io.Writer) error) error {
 	if err != nil {
 		width, height = 80, 24
 	}
-	p := page{width: width, height: height}
-	if err := print(&p); err != nil {
+	var text strings.Builder
+	if err := print(&text); err != nil {
 		return err
 	}
-	_, err = io.WriteString(s.w, p.String())
+	_, err = io.WriteString(s.w, inPlace(text.String(), width, height))
 	return err
 }

@@ -156,8 +156,7 @@ func TestTopShowsTheCluster(t *testing.T) {
 }
 
 func TestPageFitsTheTerminal(t *testing.T) {
-	p := page{width: 7, height: 3}
-	_, _ = p.Write([]byte("one\ntwo\nthree is too long\nfour\n"))
-	require.Equal(t, home+"one"+clearLine+"\r\ntwo"+clearLine+"\r\n… 2 mor"+clearLine+clearRest, p.String())
-	require.Equal(t, 2, strings.Count(p.String(), "\n"))
+	text := inPlace("one\ntwo\nthree is too long\nfour\n", 7, 3)
+	require.Equal(t, home+"one"+clearLine+"\r\ntwo"+clearLine+"\r\n… 2 mor"+clearLine+clearRest, text)
+	require.Equal(t, 2, strings.Count(text, "\n"))
 }

@@ -213,24 +213,16 @@ func printable(s string) string {
 	}, s)
 }
 
-// page is text cut to the size of a terminal. What does not fit below is left out, with a note.
-type page struct {
-	width, height int
-	text          bytes.Buffer
-}
-
-// Write implements [io.Writer].
-func (p *page) Write(b []byte) (int, error) { return p.text.Write(b) }
-
-// String returns what puts the page in the place of the one before.
-func (p *page) String() string {
-	lines := strings.Split(strings.TrimSuffix(p.text.String(), "\n"), "\n")
-	if more := len(lines) - p.height; more > 0 && p.height > 0 {
-		lines = append(lines[:p.height-1], fmt.Sprintf("… %d more lines: choose one with --deployment", more+1))
+// inPlace returns what puts a text in the place of the one before, cut to the size of a terminal. What does not fit below
+// is left out, with a note.
+func inPlace(text string, width, height int) string {
+	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
+	if more := len(lines) - height; more > 0 && height > 0 {
+		lines = append(lines[:height-1], fmt.Sprintf("… %d more lines: choose one with --deployment", more+1))
 	}
 	for i, line := range lines {
-		if runes := []rune(line); len(runes) > p.width {
-			lines[i] = string(runes[:max(p.width, 0)])
+		if runes := []rune(line); len(runes) > width {
+			lines[i] = string(runes[:max(width, 0)])
 		}
 	}
 	return home + strings.Join(lines, clearLine+"\r\n") + clearLine + clearRest

@@ -7,7 +7,12 @@ import (
 	"strconv"
 	"strings"
 
+	"google.golang.org/grpc"
+	grpcresolver "google.golang.org/grpc/resolver"
+	"google.golang.org/grpc/resolver/manual"
+
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	"github.com/warmpath/warmpath/resolver"
@@ -51,6 +56,20 @@ func StartFleet(ctx context.Context, n, prefills int, c grpcserver.Config) (*Fle
 		f.Replicas = append(f.Replicas, policy.Attributes{ID: "r" + strconv.Itoa(i), Address: s.Addr().String(), Role: role})
 	}
 	return f, nil
+}
+
+// FleetScheme is the scheme of targets that stand for a fleet, with its Resolver.
+const FleetScheme = "fleet"
+
+// Resolver has every target of FleetScheme stand for the engines, with their roles.
+func (f *Fleet) Resolver() grpc.DialOption {
+	var all grpcresolver.State
+	for _, a := range f.Replicas {
+		all.Endpoints = append(all.Endpoints, fleet.Endpoint(a))
+	}
+	b := manual.NewBuilderWithScheme(FleetScheme)
+	b.InitialState(all)
+	return grpc.WithResolvers(b)
 }
 
 // Target is the dial target of the fleet, without the roles of its engines.
