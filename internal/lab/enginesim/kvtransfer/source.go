@@ -9,7 +9,6 @@ import (
 	"net"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -27,6 +26,9 @@ var (
 	ErrDropped = errors.New("kvtransfer: the prefill leg was ended")
 	// ErrLost: the other end is gone.
 	ErrLost = errors.New("kvtransfer: the other engine is gone")
+
+	// errPulled ends a leg whose KV was pulled, which is no error.
+	errPulled = errors.New("kvtransfer: pulled")
 )
 
 // Stats are the counters of a source.
@@ -110,17 +112,17 @@ type KV struct {
 type Leg struct {
 	source *Source
 	key    string
-	joined chan struct{} // closed when a pull came
-	ready  chan struct{} // closed when the KV is computed
-	over   chan struct{} // closed at the end
+	ready  chan struct{}   // closed when the KV is computed
+	joined context.Context // ends when a pull comes
+	join   context.CancelFunc
+	over   context.Context // ends with the leg; its cause is why
+	finish context.CancelCauseFunc
 
 	// Source.mu guards what follows.
 	kv    KV
 	timer *time.Timer // of the lease
 	pulls int
-	came  bool // a pull came
 	held  bool // ready and not over
-	err   error
 }
 
 // Announce begins a leg under a key that no other leg has.
@@ -133,10 +135,9 @@ func (s *Source) Announce(key string) (*Leg, error) {
 	case s.legs[key] != nil:
 		return nil, ErrInUse
 	}
-	l := &Leg{
-		source: s, key: key,
-		joined: make(chan struct{}), ready: make(chan struct{}), over: make(chan struct{}),
-	}
+	l := &Leg{source: s, key: key, ready: make(chan struct{})}
+	l.joined, l.join = context.WithCancel(context.Background())
+	l.over, l.finish = context.WithCancelCause(context.Background())
 	s.legs[key] = l
 	close(s.news)
 	s.news = make(chan struct{})
@@ -144,16 +145,17 @@ func (s *Source) Announce(key string) (*Leg, error) {
 }
 
 // Joined is closed when a decode engine has asked for the leg.
-func (l *Leg) Joined() <-chan struct{} { return l.joined }
+func (l *Leg) Joined() <-chan struct{} { return l.joined.Done() }
 
 // Over is closed when the leg has ended; Err is why.
-func (l *Leg) Over() <-chan struct{} { return l.over }
+func (l *Leg) Over() <-chan struct{} { return l.over.Done() }
 
 // Err is nil if the KV was pulled, and before the end.
 func (l *Leg) Err() error {
-	l.source.mu.Lock()
-	defer l.source.mu.Unlock()
-	return l.err
+	if err := context.Cause(l.over); !errors.Is(err, errPulled) {
+		return err
+	}
+	return nil
 }
 
 // Ready reports that the KV is computed.
@@ -183,7 +185,7 @@ func (l *Leg) hold() {
 // Drop ends the leg: its KV is freed, pulls fail. It does nothing at a leg that is over.
 func (l *Leg) Drop() { l.end(ErrDropped) }
 
-// end ends the leg, once; err is nil if the KV was pulled. A lease that is over while a pull goes on does not count.
+// end ends the leg, once. A lease that is over while a pull goes on does not count.
 func (l *Leg) end(err error) {
 	s := l.source
 	s.mu.Lock()
@@ -199,16 +201,15 @@ func (l *Leg) end(err error) {
 		s.stats.Held--
 	}
 	switch err { //nolint:errorlint // its own values
-	case nil:
+	case errPulled:
 		s.stats.Pulled++
 	case ErrExpired:
 		s.stats.Expired++
 	default:
 		s.stats.Dropped++
 	}
-	l.err = err
 	delete(s.legs, l.key)
-	close(l.over)
+	l.finish(err)
 	release := l.kv.Release
 	s.mu.Unlock()
 	if release != nil {
@@ -240,27 +241,28 @@ type report struct {
 // gone.
 func (s *Source) serve(c net.Conn) {
 	defer c.Close()
-	ctx, cancel := context.WithCancel(s.quit)
-	defer cancel()
+	ctx, cancel := context.WithCancelCause(s.quit)
+	defer cancel(nil)
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	in, out := json.NewDecoder(c), json.NewEncoder(c)
 	var q request
 	if in.Decode(&q) != nil {
 		return
 	}
-	var done atomic.Bool // the decode engine has all
 	s.work.Go(func() {
-		defer cancel()
+		defer cancel(nil)
 		var r report
-		done.Store(in.Decode(&r) == nil && r.Done)
+		if in.Decode(&r) == nil && r.Done { // the decode engine has all
+			cancel(errPulled)
+		}
 	})
-	if err := s.pull(ctx, &q, out, &done); err != nil {
+	if err := s.pull(ctx, &q, out); err != nil {
 		_ = out.Encode(reply{Error: err.Error()}) // the other end may be gone
 	}
 }
 
 // pull takes a pull through its leg. The error is for the decode engine.
-func (s *Source) pull(ctx context.Context, q *request, out *json.Encoder, done *atomic.Bool) error {
+func (s *Source) pull(ctx context.Context, q *request, out *json.Encoder) error {
 	l, err := s.join(ctx, q)
 	if l == nil {
 		return err
@@ -268,7 +270,7 @@ func (s *Source) pull(ctx context.Context, q *request, out *json.Encoder, done *
 	defer l.leave()
 	select {
 	case <-l.ready:
-	case <-l.over:
+	case <-l.Over():
 		return l.Err()
 	case <-ctx.Done():
 		return nil
@@ -280,10 +282,10 @@ func (s *Source) pull(ctx context.Context, q *request, out *json.Encoder, done *
 		return nil
 	}
 	select {
-	case <-l.over:
+	case <-l.Over():
 	case <-ctx.Done():
-		if done.Load() {
-			l.end(nil)
+		if err := context.Cause(ctx); errors.Is(err, errPulled) {
+			l.end(err)
 		}
 	}
 	return nil
@@ -301,10 +303,7 @@ func (s *Source) join(ctx context.Context, q *request) (*Leg, error) {
 			if l.timer != nil {
 				l.timer.Stop()
 			}
-			if !l.came {
-				l.came = true
-				close(l.joined)
-			}
+			l.join()
 		}
 		s.mu.Unlock()
 		if l != nil {
