@@ -25,12 +25,14 @@ import (
 
 // contents is the actual content of an engine's cache.
 type contents struct {
+	log  *kvpublish.Log
 	mu   sync.Mutex // guards the set
 	held map[uint64]bool
 }
 
 // KVEvents implements enginesim.Listener.
-func (c *contents) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
+func (c *contents) KVEvents(at time.Duration, events []enginesim.KVEvent) {
+	c.log.KVEvents(at, events)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, e := range events {
@@ -85,7 +87,8 @@ func simulate(t testing.TB, encoding kvpublish.Encoding, drop func(uint64) bool)
 
 func (s *simulated) boot() {
 	lis := listenLoopback(s.t)
-	s.log, s.contents = kvpublish.NewLog(s.keep), &contents{held: map[uint64]bool{}}
+	s.log = kvpublish.NewLog(s.keep)
+	s.contents = &contents{log: s.log, held: map[uint64]bool{}}
 	var err error
 	s.server, err = grpcserver.Start(lis, grpcserver.Config{
 		Engine: enginesim.Config{KVTokens: 16 * simulatedBlocks, Listener: s.contents}, Virtual: true, KVEvents: s.log,

@@ -79,13 +79,11 @@ func newChaos() *cobra.Command {
 		"`number` of sessions; policies that look at prompts spread one that has more than a replica's share of the calls")
 	f.IntVar(&r.PromptTokens, "prompt", 2048, "`tokens` of a session's prompt")
 	f.IntVar(&r.OutputTokens, "output", 16, "`tokens` of an answer")
-	f.DurationVar(&r.Timeout, "timeout", 5*time.Second,
-		"end calls that take longer than this `time`; hang and partition last as long")
+	f.DurationVar(&r.Timeout, "timeout", 5*time.Second, "end calls after this `time`, which hang and partition last")
 	f.DurationVar(&r.Late, "late", time.Second, "count calls whose first message takes longer than this `time`")
 	f.IntVar(&r.Turns, "turns", 64, "how often soak changes something")
 	f.Float64Var(&r.Speed, "speed", 4, "seconds of engine time in a second")
-	f.BoolVar(&r.inProcess, "in-process", false,
-		"run all engines in this process: kill closes their connections, hang silences them")
+	f.BoolVar(&r.inProcess, "in-process", false, "run all engines here: kill closes their connections, hang silences them")
 	f.Uint64Var(&r.Seed, "seed", 1, "seed of the prompts and of the client of each call")
 	f.BoolVar(&r.json, "json", false, "print one JSON object on standard output and nothing else there")
 	addEngine(f, &r.Preset, &r.KVTokens)

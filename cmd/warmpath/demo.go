@@ -48,13 +48,11 @@ func newDemo() *cobra.Command {
 	f := c.Flags()
 	d.flags(f, 4, []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"})
 	f.IntVar(&d.engines, "replicas", 4, "`number` of engines")
-	f.BoolVar(&d.disaggregated, "disaggregated", false,
-		"compare engines that prefill and decode with as many of which a quarter prefills for the others")
+	f.BoolVar(&d.disaggregated, "disaggregated", false, "compare whole engines with prefill and decode apart")
 	f.DurationVar(&d.duration, "duration", 20*time.Second, "time for all policies and modes together")
 	f.StringVar(&d.plan.Workload, "workload", "chat", "the `workload`: "+fmt.Sprint(workload.Names()))
 	f.Float64Var(&d.plan.Load, "load", 0.7, "part of the engines' capacity to use")
-	f.Float64Var(&d.plan.Unshared, "unshared", 0.4,
-		"least share of the prompt tokens that no other request has; prompts that share nothing are added up to it")
+	f.Float64Var(&d.plan.Unshared, "unshared", 0.4, "least share of prompt tokens that are of one request only")
 	f.Float64Var(&d.plan.Speed, "speed", 0, "seconds of engine time in a second; 0 chooses, up to "+fmt.Sprint(sim.MaxSpeed))
 	addEngine(f, &d.engine.Preset, &d.engine.KVTokens)
 	return c

@@ -13,6 +13,7 @@ import (
 
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
 // addEngine adds the flags of an engine.
@@ -76,8 +77,12 @@ func (r *engineRun) run(c *cobra.Command) error {
 	if err != nil {
 		return err
 	}
-	r.KVEvents = r.kv.log()
-	r.Disaggregation = r.legs.disaggregation()
+	if r.kv.events != "" {
+		r.KVEvents = kvpublish.NewLog(0)
+	}
+	if r.legs.Role != "" {
+		r.Disaggregation = &r.legs.Disaggregation
+	}
 	s, err := grpcserver.Start(lis, r.Config)
 	if err != nil {
 		return err

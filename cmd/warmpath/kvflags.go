@@ -15,10 +15,8 @@ import (
 type kvFlags struct{ events, replay string }
 
 func (k *kvFlags) add(f *pflag.FlagSet) {
-	f.StringVar(&k.events, "kv-events", "",
-		"publish KV events: `grpc`, or over ZeroMQ, tcp://*:PORT, which publishes them through gRPC too")
-	f.StringVar(&k.replay, "kv-events-replay", "",
-		"answer for KV events that were missed at this `endpoint`, tcp://*:PORT")
+	f.StringVar(&k.events, "kv-events", "", "publish KV events: `grpc`, or tcp://*:PORT, over ZeroMQ and gRPC")
+	f.StringVar(&k.replay, "kv-events-replay", "", "replay missed KV events at this `endpoint`, tcp://*:PORT")
 }
 
 // check reads the flags.
@@ -44,14 +42,6 @@ func (k *kvFlags) zmq() string {
 		return ""
 	}
 	return k.events
-}
-
-// log is what keeps the events, nil if none are wanted.
-func (k *kvFlags) log() *kvpublish.Log {
-	if k.events == "" {
-		return nil
-	}
-	return kvpublish.NewLog(0)
 }
 
 // publish starts to publish a log, if that is wanted, and prints where.
@@ -82,8 +72,7 @@ func listen(ctx context.Context, endpoint string) (net.Listener, error) {
 type legFlags struct{ grpcserver.Disaggregation }
 
 func (l *legFlags) add(f *pflag.FlagSet) {
-	f.StringVar((*string)(&l.Role), "role", "",
-		"part of requests that it serves, where prefill and decode are apart: `both`, prefill, decode")
+	f.StringVar((*string)(&l.Role), "role", "", "with prefill and decode apart: `both`, prefill, decode")
 	f.StringVar((*string)(&l.Connector), "kv-connector", string(grpcserver.NIXL),
 		"how the legs of a request meet: `nixl` and mooncake as in vLLM, rooms as in SGLang")
 	f.StringVar(&l.Listen, "kv-listen", "", "the `address` where decode engines ask a prefill engine for KV, host:port")
@@ -95,12 +84,4 @@ func (l *legFlags) check() error {
 	}
 	return first(oneOf("role", string(l.Role), grpcserver.Roles),
 		oneOf("kv-connector", string(l.Connector), grpcserver.Connectors))
-}
-
-// disaggregation is nil for an engine without a role.
-func (l *legFlags) disaggregation() *grpcserver.Disaggregation {
-	if l.Role == "" {
-		return nil
-	}
-	return &l.Disaggregation
 }

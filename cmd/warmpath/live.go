@@ -56,12 +56,10 @@ type live struct {
 func (l *live) flags(f *pflag.FlagSet, clients int, policies []string) {
 	f.IntVar(&l.Clients, "clients", clients, "`number` of channels, which share nothing")
 	f.StringSliceVar(&l.policies, "policies", policies, "the `policies` to compare, one after the other")
-	f.StringSliceVar(&l.modes, "mode", nil,
-		"start look-aside servers and compare `where` picks are made: local (clients that share nothing), broadcast "+
-			"(clients with the view of a server), central (the server)")
+	f.StringSliceVar(&l.modes, "mode", nil, "compare `where` picks are made, with look-aside servers: "+
+		"local (clients that share nothing), broadcast (clients with the view of a server), central (the server)")
 	f.IntVar(&l.servers, "servers", 1, "`number` of look-aside servers where a mode needs one; several are a cluster")
-	f.DurationVar(&l.deadline, "central-deadline", policy.DefaultCentralDeadline,
-		"how long clients wait for a server's answer at most, in mode central")
+	f.DurationVar(&l.deadline, "central-deadline", policy.DefaultCentralDeadline, "wait in mode central at most")
 	f.Uint64Var(&l.Seed, "seed", 1, "seed of the workload or its jitter, and of the client of each request")
 	l.output.add(f)
 }

@@ -211,8 +211,7 @@ type picker struct {
 
 func (p *picker) flags(f *pflag.FlagSet) {
 	f.StringVar(&p.listen, "ext-proc", "", "the `address` of the endpoint picker for gateways, host:port; default none")
-	f.StringVar(&p.options.Deployment, "ext-proc-deployment", "",
-		"the `name` of its deployment; default by the model, or the only one")
+	f.StringVar(&p.options.Deployment, "ext-proc-deployment", "", "`name` of its deployment; default: by the model")
 	f.Uint32Var(&p.options.Fallbacks, "ext-proc-fallbacks", 0,
 		"the `number` of fallbacks behind the picked address, at most 16; many gateways take one address only")
 	f.BoolVar(&p.options.ForTests, "ext-proc-test-header", false,

@@ -69,17 +69,13 @@ func newSim() *cobra.Command {
 func (s *simulate) flags(f *pflag.FlagSet) {
 	f.StringVar(&s.trace, "trace", "", "the `file` with the requests, one JSON object a line")
 	f.StringVar(&s.format, "format", "", "the `format` of the trace: "+strings.Join(workload.Formats, ", "))
-	f.StringVar(&s.traffic.Workload.Name, "workload", "", "generate this `workload` instead: "+strings.Join(workload.Names(), ", "))
-	f.DurationVar(&s.traffic.Workload.Duration, "duration", 35*time.Minute,
-		"`time` in which a generated workload arrives, warm-up included")
-	f.Float64Var(&s.traffic.Workload.Unshared, "unshared", 0,
-		"add prompts that share nothing to a generated workload until they are this `part` of its prompt tokens")
-	f.IntVar(&s.traffic.Copies, "copies", 1,
-		"overlay this `number` of copies of the trace that share nothing but its block 0: more load with the same "+
-			"think times")
+	w := &s.traffic.Workload
+	f.StringVar(&w.Name, "workload", "", "generate this `workload` instead: "+strings.Join(workload.Names(), ", "))
+	f.DurationVar(&w.Duration, "duration", 35*time.Minute, "`time` in which it arrives, warm-up included")
+	f.Float64Var(&w.Unshared, "unshared", 0, "least `part` of its prompt tokens that are of one request only")
+	f.IntVar(&s.traffic.Copies, "copies", 1, "overlay this `number` of copies of the trace, which share its block 0 only")
 	f.IntVar(&s.Replicas, "replicas", 16, "`number` of engines")
-	f.StringToIntVar(&s.roles, "roles", nil,
-		"`numbers` of engines that only prefill, and that do not prefill for others, as in prefill=6,decode=10")
+	f.StringToIntVar(&s.roles, "roles", nil, "`numbers` of engines with a role, as in prefill=6,decode=10")
 	f.StringSliceVar(&s.splits, "split", []string{baseline.SplitCost},
 		"with --roles: the `rules` that decide which requests two engines share: "+strings.Join(baseline.Splits, ", "))
 	f.BoolVar(&s.Greedy, "greedy", false, "with --roles: outputs are not sampled, so that the first token is the prefill leg's")
@@ -87,32 +83,25 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&s.policies, "policies",
 		[]string{"round_robin", "power_of_two_choices", "least_tokens", policy.Default},
 		"the `policies` to compare: "+strings.Join(sim.Policies(), ", "))
-	f.IntVar(&s.Channel.MaxOngoingRequests, "max-ongoing", 0,
-		"a client gives an engine this `number` of requests at once, and the others wait in its queue; 0 = no bound")
+	f.IntVar(&s.Channel.MaxOngoingRequests, "max-ongoing", 0, "`number` of a client's requests on an engine; 0 = all")
 	f.Float64Var((*float64)(&s.Channel.MaxQueuedRequests), "max-queued", 0,
 		"`number` of requests that wait in a client's queue; one more is refused. 0 = 1,000, -1 = no bound")
 	f.DurationVar(&s.Patience, "patience", 0, "how long after its arrival a request that waits gives up; 0 = never")
 	f.StringVar((*string)(&s.Share), "share", string(sim.ShareNone),
 		"`what` clients know of each other: "+strings.Join(sim.Shares, ", "))
 	f.IntVar(&s.Servers, "servers", 1, "`number` of look-aside servers that share load and caches, each with its part of the clients")
-	f.DurationVar(&s.Interval, "broadcast-interval", sim.DefaultInterval,
-		"`time` between two reports of a client, and two broadcasts of the server")
-	f.BoolVar(&s.Affinity, "client-affinity", false,
-		"send all requests of a session to one client, instead of each to a random one")
+	f.DurationVar(&s.Interval, "broadcast-interval", sim.DefaultInterval, "`time` between two reports, and two broadcasts")
+	f.BoolVar(&s.Affinity, "client-affinity", false, "send all requests of a session to one client, not to random ones")
 	f.Float64Var(&s.rateScale, "rate-scale", 1, "divide the times of the trace by this")
 	f.Float64Var(&s.perSecond, "rate", 0, "`requests` per second of a generated workload; 0 = by --load")
 	f.Float64Var(&s.load, "load", 0.7, "part of the fleet's capacity to use; found by a search, and remembered")
 	f.DurationVar(&s.traffic.Jitter, "jitter", 3*time.Second, "delay every request of the trace by up to this `time` at random")
 	f.BoolVar(&s.traffic.ToolGaps, "tool-gaps", false,
-		"the sessions of the trace start at random, and their requests come after the gaps of agents' tools: "+
-			"86.5 % up to 1 s, 95.1 % up to 10 s")
+		"sessions of the trace start at random, with the gaps of agents' tools: 86.5 % up to 1 s, 95.1 % up to 10 s")
 	f.DurationVar(&s.WarmUp, "warmup", 300*time.Second, "do not measure the requests of this first `time`")
-	f.DurationVar(&s.Targets.TTFT, "good-ttft", drive.GoodTTFT,
-		"a request is good if its first token comes within this `time`, and…")
-	f.DurationVar(&s.Targets.TPOT, "good-tpot", drive.GoodTPOT,
-		"… every further one within this `time` in the mean; goodput and capacity go by it")
-	f.Uint64Var(&s.Seed, "seed", 1,
-		"seed of the workload or the jitter, of the client of each request, and of the policies")
+	f.DurationVar(&s.Targets.TTFT, "good-ttft", drive.GoodTTFT, "longest `time` to the first token of a good request")
+	f.DurationVar(&s.Targets.TPOT, "good-tpot", drive.GoodTPOT, "longest mean `time` of its further tokens")
+	f.Uint64Var(&s.Seed, "seed", 1, "seed of workload or jitter, of the client of each request, and of the policies")
 	f.IntVar(&s.seeds, "seeds", 1, "`number` of seeds, counted up from --seed; results are means, with their spread")
 	s.engines.add(f)
 	s.output.add(f)
@@ -210,10 +199,8 @@ type fleetFlags struct {
 }
 
 func (e *fleetFlags) add(f *pflag.FlagSet) {
-	f.StringSliceVar(&e.presets, "preset", []string{enginesim.Presets[0].Name},
-		"the `engines` to simulate, which take turns if several are named: "+presets())
-	f.IntSliceVar(&e.kvTokens, "kv-tokens", nil,
-		"size of the KV cache in `tokens`, one for all or one for each preset; 0 means the preset's")
+	f.StringSliceVar(&e.presets, "preset", []string{enginesim.Presets[0].Name}, "the `engines`, in turn: "+presets())
+	f.IntSliceVar(&e.kvTokens, "kv-tokens", nil, "`tokens` of KV cache, for all or each preset; 0 = the preset's")
 }
 
 // check returns the engines with their defaults filled in.

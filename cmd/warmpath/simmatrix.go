@@ -41,8 +41,7 @@ type matrixFlags struct {
 
 func (m *matrixFlags) add(f *pflag.FlagSet) {
 	f.StringVar(&m.matrix, "matrix", "", "run many cells instead of one: `FILE` with cells, or "+builtinMatrix)
-	f.StringVar(&m.results, "results", "",
-		"the `directory` where results of --matrix are kept; what is there is not run again")
+	f.StringVar(&m.results, "results", "", "the `directory` with results of --matrix, which are not run again")
 	f.StringSliceVar(&m.only, "cells", nil, "only these `cells` of the matrix, by name")
 	f.BoolVar(&m.summary, "summary", false, "print what is there of the matrix as markdown; run nothing")
 	f.IntVar(&m.workers, "workers", runtime.NumCPU(), "`number` of runs at once")

@@ -213,8 +213,8 @@ func printable(s string) string {
 	}, s)
 }
 
-// inPlace returns what puts a text in the place of the one before, cut to the size of a terminal. What does not fit below
-// is left out, with a note.
+// inPlace returns what puts a text in the place of the one before, cut to the size of a terminal. A note stands for
+// what does not fit below.
 func inPlace(text string, width, height int) string {
 	lines := strings.Split(strings.TrimSuffix(text, "\n"), "\n")
 	if more := len(lines) - height; more > 0 && height > 0 {

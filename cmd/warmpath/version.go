@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime/debug"
 
@@ -20,13 +21,6 @@ func newVersion() *cobra.Command {
 
 // version is the module's, with the revision that it was built from where Go has it.
 func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	v := info.Main.Version
-	if v == "" {
-		v = "(devel)"
-	}
-	return v + " " + info.GoVersion
+	info, _ := debug.ReadBuildInfo() // every program that is built with modules has it
+	return cmp.Or(info.Main.Version, "(devel)") + " " + info.GoVersion
 }

@@ -5,8 +5,8 @@
 // [Server.ServiceAccount]. The admission plugin that wants a service account in each Pod is off.
 //
 // The programs are those that .ci/kubernetes builds and caches. They are looked for in the directory that the variable
-// WARMPATH_KUBERNETES names, else in that script's own. Where they are missing, [Start] returns [ErrMissing]; [New]
-// and [Shared] skip the test, or fail it where WARMPATH_REQUIRE_ALL is set.
+// WARMPATH_KUBERNETES names, else in that script's own. Where they are missing, [Start] returns
+// [ErrMissing]; [Shared] skips the test, or fails it where WARMPATH_REQUIRE_ALL is set.
 //
 // A start takes some seconds of processor time, so [Shared] serves all tests of a package, each with a namespace of
 // its own. [Server.Close] ends both processes; they end as well when the process that started them is gone.

@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/pause"
@@ -40,15 +39,6 @@ type Server struct {
 	peerURL   string // where etcd's peers would reach it
 	etcd, api *process
 	client    *http.Client
-}
-
-// New starts a server for a test and closes it with the test.
-func New(t testing.TB) *Server {
-	t.Helper()
-	s, err := Start(t.Context())
-	check(t, err)
-	t.Cleanup(s.Close)
-	return s
 }
 
 // Start starts etcd and the API server, and returns when both serve.

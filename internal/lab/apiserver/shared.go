@@ -20,19 +20,13 @@ var shared struct {
 func Shared(t testing.TB) *Server {
 	t.Helper()
 	shared.once.Do(func() { shared.server, shared.err = Start(context.Background()) })
-	check(t, shared.err)
-	return shared.server
-}
-
-// check skips or fails a test whose server did not start.
-func check(t testing.TB, err error) {
-	t.Helper()
 	switch {
-	case errors.Is(err, ErrMissing) && os.Getenv("WARMPATH_REQUIRE_ALL") == "":
-		t.Skip(err)
-	case err != nil:
-		t.Fatal(err)
+	case errors.Is(shared.err, ErrMissing) && os.Getenv("WARMPATH_REQUIRE_ALL") == "":
+		t.Skip(shared.err)
+	case shared.err != nil:
+		t.Fatal(shared.err)
 	}
+	return shared.server
 }
 
 // Main is a [testing.M] that closes the server of [Shared] after the tests.

@@ -2,7 +2,6 @@ package chaos
 
 import (
 	"context"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"strconv"
@@ -79,11 +78,11 @@ type load struct {
 	longEvery  int // one stream in so many is long; 0 = none
 	longTokens int
 
-	rate  atomic.Uint64 // calls per second, as math.Float64bits
-	start time.Time
-	slots chan struct{} // one for each call under way
-	held  atomic.Int64  // calls that were not sent for want of one, or of this machine's time
-	calls sync.WaitGroup
+	distance atomic.Int64 // between two calls, as a time.Duration
+	start    time.Time
+	slots    chan struct{} // one for each call under way
+	held     atomic.Int64  // calls that were not sent for want of one, or of this machine's time
+	calls    sync.WaitGroup
 
 	mu     sync.Mutex // guards what follows; nothing is called under it
 	begun  int        // calls
@@ -94,11 +93,7 @@ type load struct {
 
 func (l *load) now() time.Duration { return time.Since(l.start) }
 
-func (l *load) setRate(perSecond float64) { l.rate.Store(math.Float64bits(perSecond)) }
-
-func (l *load) distance() time.Duration {
-	return time.Duration(float64(time.Second) / math.Float64frombits(l.rate.Load()))
-}
+func (l *load) setRate(perSecond float64) { l.distance.Store(int64(float64(time.Second) / perSecond)) }
 
 // run sends until the context sending ends, and waits for the answers, which come until ctx ends.
 func (l *load) run(ctx, sending context.Context) {
@@ -116,7 +111,7 @@ func (l *load) run(ctx, sending context.Context) {
 			return
 		}
 		if late := time.Since(due); late > hopeless { // what could not be sent is not made up for
-			l.held.Add(int64(late / l.distance()))
+			l.held.Add(int64(late) / l.distance.Load())
 			due = due.Add(late)
 		}
 		if i%l.Sessions == 0 && i > 0 {
@@ -131,7 +126,7 @@ func (l *load) run(ctx, sending context.Context) {
 			<-l.slots
 			l.end(&c)
 		})
-		due = due.Add(l.distance())
+		due = due.Add(time.Duration(l.distance.Load()))
 	}
 }
 

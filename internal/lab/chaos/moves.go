@@ -46,7 +46,7 @@ func (s *stage) moved(calls []Call) (shares []float64, mean, held float64) {
 	if n < 1 {
 		return nil, -1, -1
 	}
-	j := journeys{last: map[int]string{}, has: map[place]bool{}, lost: map[place]int{}}
+	j := journeys{last: map[int]string{}, prompts: map[place]int{}}
 	for _, c := range inOrder(calls, sent) {
 		for len(j.moved) < n && sent(&c) >= s.steps[len(j.moved)] {
 			j.harm(s.harmed[len(j.moved)])
@@ -75,19 +75,18 @@ type place struct {
 
 // journeys are those of all sessions.
 type journeys struct {
-	last  map[int]string // replica by session
-	has   map[place]bool
-	lost  map[place]int  // by the last step that took it
-	moved []map[int]bool // sessions, by step
-	held  int            // sessions on replicas that were harmed, of all steps
+	last    map[int]string // replica by session
+	prompts map[place]int  // the number of the step that took it, 0 = it is there
+	moved   []map[int]bool // sessions, by step
+	held    int            // sessions on replicas that were harmed, of all steps
 }
 
 // harm begins a step that takes what these replicas have.
 func (j *journeys) harm(replicas []string) {
-	for x := range j.has {
-		if slices.Contains(replicas, x.replica) {
-			delete(j.has, x)
-			j.lost[x] = len(j.moved)
+	j.moved = append(j.moved, map[int]bool{})
+	for x, by := range j.prompts {
+		if by == 0 && slices.Contains(replicas, x.replica) {
+			j.prompts[x] = len(j.moved)
 		}
 	}
 	for _, id := range j.last {
@@ -95,21 +94,19 @@ func (j *journeys) harm(replicas []string) {
 			j.held++
 		}
 	}
-	j.moved = append(j.moved, map[int]bool{})
 }
 
 // served takes note of a call; during is true while the steps are not over.
 func (j *journeys) served(c *Call, cold, during bool) {
 	here, before := place{c.Session, c.Replica}, j.last[c.Session]
 	if cold && before != "" && before != c.Replica && len(j.moved) > 0 {
-		if by, ok := j.lost[here]; ok {
-			j.moved[by][c.Session] = true
+		if by := j.prompts[here]; by > 0 {
+			j.moved[by-1][c.Session] = true
 		} else if during {
 			j.moved[len(j.moved)-1][c.Session] = true
 		}
 	}
-	j.last[c.Session], j.has[here] = c.Replica, true
-	delete(j.lost, here)
+	j.last[c.Session], j.prompts[here] = c.Replica, 0
 }
 
 // sent is about when a call was sent to the replica that served it: at once, or after another one had cut it.

@@ -86,12 +86,7 @@ var ErrUnreachable = errors.New("no replica answers")
 // Run sends a workload, sorted by arrival, and returns one sample per request, in the same order. When the
 // context ends it ends the calls under way and returns the context's error.
 func Run(ctx context.Context, rs []workload.Request, o Options) ([]Sample, error) {
-	if o.Speed == 0 {
-		o.Speed = 1
-	}
-	if o.Connect == 0 {
-		o.Connect = defaultConnect
-	}
+	o.Speed, o.Connect = cmp.Or(o.Speed, 1), cmp.Or(o.Connect, defaultConnect)
 	switch {
 	case o.Clients < 1:
 		return nil, fmt.Errorf("drive: %d clients", o.Clients)

@@ -1,6 +1,7 @@
 package drive
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,10 +54,7 @@ var senders = map[string]sender{
 func Dialects() []string { return slices.Sorted(maps.Keys(senders)) }
 
 func senderFor(dialect string) (sender, error) {
-	if dialect == "" {
-		dialect = DefaultDialect
-	}
-	if s := senders[dialect]; s != nil {
+	if s := senders[cmp.Or(dialect, DefaultDialect)]; s != nil {
 		return s, nil
 	}
 	return nil, fmt.Errorf("dialect %q is not one of %s", dialect, strings.Join(Dialects(), ", "))

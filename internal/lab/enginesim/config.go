@@ -1,6 +1,9 @@
 package enginesim
 
-import "fmt"
+import (
+	"cmp"
+	"fmt"
+)
 
 // Config describes an engine. The zero value is an h100-14b.
 type Config struct {
@@ -39,10 +42,7 @@ func (c Config) resolve() (Config, Preset, error) {
 		{"MaxBatchedTokens", &c.MaxBatchedTokens, 8192, 1 << 24},
 		{"MaxSequences", &c.MaxSequences, 1024, 1 << 24},
 	} {
-		if *f.value == 0 {
-			*f.value = f.unset
-		}
-		if *f.value < 0 || *f.value > f.most {
+		if *f.value = cmp.Or(*f.value, f.unset); *f.value < 0 || *f.value > f.most {
 			return c, p, fmt.Errorf("enginesim: %s %d is not in 1..%d", f.name, *f.value, f.most)
 		}
 	}

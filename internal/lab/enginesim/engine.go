@@ -135,7 +135,8 @@ func (e *Engine) Submit(now time.Duration, r Request) (*Sequence, error) {
 		return nil, err
 	}
 	e.now = max(e.now, now)
-	s := &Sequence{req: r, size: e.cfg.BlockSize, result: Result{Arrival: e.now, PromptTokens: r.PromptTokens}, found: e.leading(&r)}
+	s := &Sequence{req: r, size: e.cfg.BlockSize, found: e.leading(&r)}
+	s.result = Result{Arrival: e.now, PromptTokens: r.PromptTokens}
 	e.stats.Submitted++
 	e.queue = append(e.queue, s)
 	e.wake()

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -126,6 +125,10 @@ func (c Config) resolve() (Config, error) {
 		return refuse("warm-up: %v is negative", c.WarmUp)
 	case !slices.Contains(Policies(), c.name()):
 		return refuse("policy %q is not one of %s", c.name(), strings.Join(Policies(), ", "))
+	case c.Patience < 0:
+		return refuse("patience: %v is negative", c.Patience)
+	case c.Channel.MaxOngoingRequests == 0 && (c.Patience > 0 || c.Channel.MaxQueuedRequests != 0):
+		return refuse("nothing waits without max_ongoing_requests")
 	}
 	engines := c.Engines
 	if len(engines) == 0 {
@@ -140,19 +143,14 @@ func (c Config) resolve() (Config, error) {
 		}
 		c.Engines = append(c.Engines, e.Config())
 	}
-	return c, errors.Join(c.checkBlocks(), c.checkPatience())
-}
-
-// checkBlocks sees to it that all engines cut prompts alike, and superblocks end where blocks do.
-func (c *Config) checkBlocks() error {
 	size := c.Engines[0].BlockSize
 	for _, e := range c.Engines {
 		if e.BlockSize != size {
-			return fmt.Errorf("sim: engines: blocks of %d and of %d tokens in one fleet", size, e.BlockSize)
+			return refuse("engines: blocks of %d and of %d tokens in one fleet", size, e.BlockSize)
 		}
 	}
 	if c.Share == ShareBroadcast && policy.SuperblockTokens%size != 0 {
-		return fmt.Errorf("sim: engines: blocks of %d tokens do not divide superblocks of %d", size, policy.SuperblockTokens)
+		return refuse("engines: blocks of %d tokens do not divide superblocks of %d", size, policy.SuperblockTokens)
 	}
-	return nil
+	return c, nil
 }

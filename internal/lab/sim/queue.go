@@ -2,7 +2,6 @@ package sim
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -64,15 +63,4 @@ func (r *run) serve() {
 			r.send(w.f, w.work)
 		}
 	}
-}
-
-// checkPatience sees to it that what waits can wait for something.
-func (c *Config) checkPatience() error {
-	if c.Patience < 0 {
-		return fmt.Errorf("sim: patience: %v is negative", c.Patience)
-	}
-	if c.Channel.MaxOngoingRequests == 0 && (c.Patience > 0 || c.Channel.MaxQueuedRequests != 0) {
-		return fmt.Errorf("sim: nothing waits without max_ongoing_requests")
-	}
-	return nil
 }

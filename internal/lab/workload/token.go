@@ -56,15 +56,10 @@ func TokenText(t uint32) string {
 
 // TextTokens cuts text in tokens of four bytes; the last is padded with zero bytes.
 func TextTokens(text string) []uint32 {
-	ts := make([]uint32, 0, textLen(text))
-	for len(text) >= TextBytesPerToken {
-		ts = append(ts, uint32(text[0])|uint32(text[1])<<8|uint32(text[2])<<16|uint32(text[3])<<24)
-		text = text[TextBytesPerToken:]
-	}
-	if len(text) > 0 {
-		var b [TextBytesPerToken]byte
-		copy(b[:], text)
-		ts = append(ts, binary.LittleEndian.Uint32(b[:]))
+	ts, padded := make([]uint32, textLen(text)), make([]byte, TextBytesPerToken*textLen(text))
+	copy(padded, text)
+	for i := range ts {
+		ts[i] = binary.LittleEndian.Uint32(padded[TextBytesPerToken*i:])
 	}
 	return ts
 }

@@ -16,7 +16,7 @@ const oneOffDelay = time.Second
 // real traffic does: of 6 turns of chat an unbounded cache holds three quarters.
 func withOneOffs(rs []Request, share float64, name string, end time.Duration, seed uint64) []Request {
 	rng := rand.New(rand.NewPCG(seed, xxh3.HashString(name+"one-off")))
-	seen := newSeen()
+	seen := make(seen)
 	owed := 0.0 // tokens of which there are too few, never below 0: a surplus is not kept for later
 	for i, n := 0, len(rs); i < n; i++ {
 		r := &rs[i]
@@ -46,7 +46,7 @@ func withOneOffs(rs []Request, share float64, name string, end time.Duration, se
 // hold when they arrive. Those before the first fill the cache and do not count. Segments count as wholes, texts
 // in blocks of 16 tokens.
 func Unshared(rs []Request, first int) float64 {
-	seen := newSeen()
+	seen := make(seen)
 	total, fresh := 0, 0
 	for i := range rs {
 		if n := seen.add(&rs[i]); i >= first {
@@ -62,8 +62,6 @@ func Unshared(rs []Request, first int) float64 {
 
 // seen is the prefixes that requests and their answers left in a cache without bound.
 type seen map[uint64]struct{}
-
-func newSeen() seen { return make(seen) }
 
 // add returns how many tokens of the prompt are new, and remembers them and the answer.
 func (s seen) add(r *Request) (fresh int) {

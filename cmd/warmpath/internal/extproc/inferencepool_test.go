@@ -32,7 +32,8 @@ const (
 // startCluster starts a cluster and configures this process to use it.
 func startCluster(t *testing.T) cluster {
 	t.Helper()
-	c := cluster{t, apiserver.New(t)}
+	c := cluster{t, apiserver.Shared(t)} // the only test of the package that uses it
+	t.Cleanup(c.Close)
 	crd, err := os.ReadFile("../../../../resolver/kubernetes/testdata/inferencepool-crd.json")
 	require.NoError(t, err)
 	c.do(http.MethodPost, "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", "", string(crd))

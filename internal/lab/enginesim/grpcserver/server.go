@@ -1,6 +1,7 @@
 package grpcserver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,8 +54,8 @@ type Config struct {
 	// Speed and Virtual are its pace: see enginesim.Pace.
 	Speed   float64
 	Virtual bool
-	// KVEvents receives stored and removed blocks as well, and is served by SubscribeKvEvents; nil means that the engine
-	// publishes none.
+	// KVEvents is served by SubscribeKvEvents, and is the Engine's Listener unless that is another, which then passes
+	// events on; nil means that the engine publishes none.
 	KVEvents *kvpublish.Log
 	// EarlyHeaders sends the response headers before the first token, as Rust servers do.
 	EarlyHeaders bool
@@ -119,8 +120,8 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		lis.Close()
 		return nil, fmt.Errorf("grpcserver: MaxOngoing %d is negative", c.MaxOngoing)
 	}
-	if c.KVEvents != nil {
-		c.Engine.Listener = listeners{c.KVEvents, c.Engine.Listener}
+	if c.KVEvents != nil && c.Engine.Listener == nil {
+		c.Engine.Listener = c.KVEvents
 	}
 	d, err := enginesim.NewDriver(c.Engine, enginesim.Pace{Speed: c.Speed, Virtual: c.Virtual})
 	if err != nil {
@@ -154,20 +155,6 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		_ = s.grpc.Serve(lis)
 	}()
 	return s, nil
-}
-
-// listeners are a log and the configured listener.
-type listeners struct {
-	log  *kvpublish.Log
-	more enginesim.Listener
-}
-
-// KVEvents implements enginesim.Listener.
-func (l listeners) KVEvents(at time.Duration, events []enginesim.KVEvent) {
-	l.log.KVEvents(at, events)
-	if l.more != nil {
-		l.more.KVEvents(at, events)
-	}
 }
 
 // Addr is where the server listens.
@@ -224,12 +211,7 @@ func (s *Server) cut() {
 }
 
 // model is the name of the model.
-func (s *Server) model() string {
-	if s.cfg.ServedModel != "" {
-		return s.cfg.ServedModel
-	}
-	return s.driver.Config().Preset
-}
+func (s *Server) model() string { return cmp.Or(s.cfg.ServedModel, s.driver.Config().Preset) }
 
 // count counts a call by what it is of a request.
 func (s *Server) count(l *leg) {

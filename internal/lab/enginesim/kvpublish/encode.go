@@ -74,7 +74,8 @@ func (e Encoding) event(x *Event) []field {
 	}
 	return []field{
 		{"type", "BlockStored"}, {"block_hashes", hashes}, {"parent_block_hash", parent}, {"token_ids", x.Tokens},
-		{"block_size", x.BlockSize()}, {"lora_id", nil}, {"medium", "GPU"}, {"lora_name", adapter}, {"extra_keys", x.extraKeys()},
+		{"block_size", x.BlockSize()}, {"lora_id", nil}, {"medium", "GPU"}, {"lora_name", adapter},
+		{"extra_keys", x.extraKeys()},
 	}
 }
 
