@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -78,7 +77,7 @@ func (e *explain) load() (*policy.Config, error) {
 		config, err = policy.ParseConfig(raw)
 	}
 	if err == nil {
-		err = checkHosted(*config)
+		err = balancer.Check(string(raw)) // what only a channel reads too
 	}
 	if err != nil {
 		return nil, usagef("--config: %s: %w", e.config, err)
@@ -91,16 +90,6 @@ func (e *explain) load() (*policy.Config, error) {
 	}
 	config.Policy = policy.Selection{Name: e.policy}
 	return config, nil
-}
-
-// checkHosted checks what only a channel reads of a config: dialects, and where KV events come from.
-func checkHosted(c policy.Config) error {
-	c.Tokenizer = nil // openTokens reports what is wrong with that
-	raw, err := json.Marshal(c)
-	if err != nil {
-		return err
-	}
-	return balancer.Check(string(raw))
 }
 
 // readRequest completes the request key.

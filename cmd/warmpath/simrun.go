@@ -124,7 +124,6 @@ func (s *simulate) policy(ctx context.Context, c *cobra.Command, prompts *sim.Pr
 	if err != nil {
 		return nil, err
 	}
-	p.finish()
 	res.Policy = name
 	fmt.Fprintf(c.ErrOrStderr(), "%s, seed %d: done in %.1f s, %.1f %% cached, first token after %.0f ms\n",
 		name, seed, time.Since(start).Seconds(), 100*res.CachedTokenRatio, res.TTFT.Mean)

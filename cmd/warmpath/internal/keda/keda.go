@@ -41,26 +41,26 @@ type metric struct {
 
 // metrics are what a trigger may scale by, by the key of the target.
 var metrics = map[string]metric{
-	keyWork: {"warmpath-work-seconds", work},
-	"waitingRequests": {"warmpath-waiting-requests", func(d *warmpathv1.DeploymentStatus, _ float64) float64 {
-		return float64(d.GetQueued())
-	}},
-	"ongoingRequests": {"warmpath-ongoing-requests", func(d *warmpathv1.DeploymentStatus, _ float64) float64 {
-		return ongoing(d)
-	}},
+	keyWork:           {"warmpath-work-seconds", work},
+	"waitingRequests": {"warmpath-waiting-requests", queued},
+	"ongoingRequests": {"warmpath-ongoing-requests", ongoing},
 }
 
 // work is the seconds that one replica needs for all reserved prompts that are not computed yet.
-func work(d *warmpathv1.DeploymentStatus, speed float64) (seconds float64) {
-	for _, r := range d.GetReplicas() {
-		seconds += float64(r.GetQueuedTokens()) / speed
-	}
-	return seconds
+func work(d *warmpathv1.DeploymentStatus, speed float64) float64 {
+	return sum(d, (*warmpathv1.ReplicaStatus).GetQueuedTokens) / speed
 }
 
-func ongoing(d *warmpathv1.DeploymentStatus) (all float64) {
+func ongoing(d *warmpathv1.DeploymentStatus, _ float64) float64 {
+	return sum(d, (*warmpathv1.ReplicaStatus).GetOngoing)
+}
+
+func queued(d *warmpathv1.DeploymentStatus, _ float64) float64 { return float64(d.GetQueued()) }
+
+// sum adds up a number of all replicas.
+func sum[N uint32 | uint64](d *warmpathv1.DeploymentStatus, of func(*warmpathv1.ReplicaStatus) N) (all float64) {
 	for _, r := range d.GetReplicas() {
-		all += float64(r.GetOngoing())
+		all += float64(of(r))
 	}
 	return all
 }
@@ -162,7 +162,7 @@ func (s *scaler) IsActive(ctx context.Context, ref *externalscaler.ScaledObjectR
 	if err != nil {
 		return nil, err
 	}
-	busy := ongoing(d) > 0 || work(d, 1) > 0 || d.GetQueued() > 0
+	busy := ongoing(d, 1) > 0 || work(d, 1) > 0 || d.GetQueued() > 0
 	return &externalscaler.IsActiveResponse{Result: s.lacks(d) || busy}, nil
 }
 
