@@ -82,6 +82,7 @@ type Member struct {
 	SentBytes atomic.Int64 // for a policy that counts what was sent there
 
 	id       string
+	place    atomic.Int32          // in the newest Fleet
 	models   []string              // declared, "" where none is; guarded by Index.mu
 	reported atomic.Bool           // a report came that was no prediction of another client
 	block    int                   // tokens in the blocks of its reports; 0 = none; guarded by Index.mu
@@ -101,7 +102,7 @@ type lane struct {
 }
 
 // absent stands for a replica that has left already.
-var absent = &Member{routes: []*routes{{slot: kvindex.NoSlot, number: kvindex.NoSlot}}}
+var absent = &Member{routes: []*routes{{slot: kvindex.NoSlot}}}
 
 // declared returns the models that a replica declares, "" where there are none.
 func declared(r *policy.Replica) []string {
@@ -127,9 +128,8 @@ func (x *Index) FleetChanged(c policy.FleetChange) {
 		m := &Member{id: r.ID, models: declared(r), lanes: make(map[lane]kvindex.Slot)}
 		x.members[r.ID] = m
 		for rank := range x.ranks(r) {
-			own := &routes{index: x.blocks, slot: x.blocks.Add(&lane{member: m, rank: rank}), tokens: x.o.KVTokens}
-			own.number = own.slot
-			m.routes = append(m.routes, own)
+			slot := x.blocks.Add(&lane{member: m, rank: rank})
+			m.routes = append(m.routes, &routes{index: x.blocks, slot: slot, tokens: x.o.KVTokens})
 		}
 	}
 }
@@ -138,9 +138,9 @@ func (x *Index) FleetChanged(c policy.FleetChange) {
 func (x *Index) forget(m *Member) {
 	for _, own := range m.routes {
 		own.mu.Lock()
+		x.blocks.Drop(own.slot)
 		own.slot = kvindex.NoSlot
 		own.mu.Unlock()
-		x.blocks.Drop(own.number)
 	}
 	for _, slot := range m.lanes {
 		x.blocks.Drop(slot)

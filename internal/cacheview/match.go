@@ -15,8 +15,7 @@ type Fleet struct {
 	Replicas []*policy.Replica
 	Members  []*Member
 
-	places []int32 // by the slot of the member's first rank; -1 = not of this fleet
-	units  []int32 // the first unit of each place, and behind them their number
+	units []int32 // the first unit of each place, and behind them their number
 }
 
 // Fleet returns the fleet of a View, or a newer one. It takes a lock once an epoch.
@@ -38,15 +37,10 @@ func (x *Index) Fleet(v policy.View) *Fleet {
 		} else if !slices.Equal(m.models, declared(r)) {
 			m.models, renewed = declared(r), true
 		}
+		m.place.Store(int32(i))
 		f.Members = append(f.Members, m)
 		f.units = append(f.units, int32(units))
 		units += x.ranks(r)
-		if at := m.routes[0].number; at != kvindex.NoSlot {
-			for int(at) >= len(f.places) {
-				f.places = append(f.places, -1)
-			}
-			f.places[at] = int32(i)
-		}
 	}
 	f.units = append(f.units, int32(units))
 	if renewed {
@@ -56,13 +50,10 @@ func (x *Index) Fleet(v policy.View) *Fleet {
 	return f
 }
 
-// Place returns where a member stands, and false if it is not of this fleet.
-func (f *Fleet) Place(m *Member) (int, bool) {
-	n := int(m.routes[0].number)
-	if n >= len(f.places) || f.places[n] < 0 || f.Members[f.places[n]] != m {
-		return 0, false
-	}
-	return int(f.places[n]), true
+// Place returns where a member stands, and false if it is not of this fleet, or stands elsewhere in a newer one.
+func (f *Fleet) Place(m *Member) (at int, ok bool) {
+	at = int(m.place.Load())
+	return at, at < len(f.Members) && f.Members[at] == m
 }
 
 // Units returns how many units the fleet has.

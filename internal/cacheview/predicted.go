@@ -11,9 +11,8 @@ import (
 
 // routes is what was routed to one rank of a replica.
 type routes struct {
-	index  *kvindex.Index
-	number kvindex.Slot // the slot at the beginning
-	work   atomic.Int64 // see Member.Work; written with mu held
+	index *kvindex.Index
+	work  atomic.Int64 // see Member.Work; written with mu held
 
 	// mu guards what is below. The index's lock is taken under it.
 	mu     sync.Mutex
