@@ -1,9 +1,6 @@
 package dialect
 
-import (
-	"context"
-	"sync"
-)
+import "context"
 
 // A Tokenizer turns text into token ids, so that a policy sees the blocks that an
 // engine caches and reports. It is called from many goroutines and may block until
@@ -24,18 +21,16 @@ type TokenizerInput struct {
 	Special bool
 }
 
-// tokenizers holds a func(string) (Tokenizer, error) by kind.
-var tokenizers sync.Map
+// tokenizers are by kind. The map does not change once packages are initialized.
+var tokenizers = make(map[string]func(value string) (Tokenizer, error))
 
 // RegisterTokenizer registers how what the config's tokenizer names is opened: kind is file, for its path, or tiktoken,
 // for the name of an encoding. Packages that do so call it from init.
 func RegisterTokenizer(kind string, open func(value string) (Tokenizer, error)) {
-	tokenizers.Store(kind, open)
+	tokenizers[kind] = open
 }
 
 // LookupTokenizer returns what is registered for a kind, nil if nothing is.
 func LookupTokenizer(kind string) (open func(value string) (Tokenizer, error)) {
-	registered, _ := tokenizers.Load(kind)
-	open, _ = registered.(func(string) (Tokenizer, error))
-	return open
+	return tokenizers[kind]
 }

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"google.golang.org/protobuf/encoding/protowire"
-
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/protofield"
@@ -98,7 +96,7 @@ func sources(ctx context.Context, r *kvevents.Replica, method string) (all []soc
 
 // readSource reads one source; false if it is no ZeroMQ socket with messages in MessagePack.
 func readSource(msg []byte, host string) (s socket, ok bool) {
-	f, _ := lastFields(msg) // the fields that it has show whether it is one
+	f, _ := protofield.Last(msg) // the fields that it has show whether it is one
 	s = socket{
 		Address: endpoint(f[2].Bytes, host), Topic: string(f[3].Bytes), Replay: reachable(string(f[4].Bytes), host),
 		Rank: int(int32(f[5].Value)),
@@ -113,19 +111,12 @@ func endpoint(b []byte, host string) string {
 	if strings.HasPrefix(string(b), "tcp://") {
 		return reachable(string(b), host)
 	}
-	f, ok := lastFields(b)
+	f, ok := protofield.Last(b)
 	port, protocol := f[2].Value, string(f[3].Bytes)
 	if !ok || port == 0 || port > 65535 || protocol != "" && protocol != "tcp" {
 		return ""
 	}
 	return reachable("tcp://"+net.JoinHostPort(string(f[1].Bytes), strconv.FormatUint(port, 10)), host)
-}
-
-// lastFields returns a message's fields by number, the last one of each; false if the message breaks off.
-func lastFields(msg []byte) (map[protowire.Number]protofield.Field, bool) {
-	all := make(map[protowire.Number]protofield.Field)
-	ok := protofield.Each(msg, func(f protofield.Field) { all[f.Number] = f })
-	return all, ok
 }
 
 // reachable is host:port of a tcp:// endpoint, with the replica's host in place of a wildcard; "" if it is none.

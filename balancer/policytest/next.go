@@ -2,6 +2,7 @@ package policytest
 
 import (
 	"context"
+	"maps"
 	"testing"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -34,10 +35,8 @@ func conformNext(t *testing.T, build func() policy.Policy) {
 				t.Fatalf("request %d: %s is available and never next", i, other.ID)
 			}
 		}
-		for id, n := range routertest.Ongoing(r) {
-			if before[id] != n {
-				t.Fatalf("request %d: asking for the next replica changed the reservations of %s", i, id)
-			}
+		if after := routertest.Ongoing(r); !maps.Equal(before, after) {
+			t.Fatalf("request %d: asking for the next replica changed the reservations: %v, then %v", i, before, after)
 		}
 		if i%3 > 0 {
 			b.Release()

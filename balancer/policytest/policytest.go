@@ -16,7 +16,6 @@
 package policytest
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -87,11 +86,7 @@ func Session(key string) *policy.Request { return &policy.Request{Session: key} 
 // Pick picks and reserves. The test fails where the Router has an error.
 func Pick(t testing.TB, r *router.Router, q *policy.Request) *router.Reservation {
 	t.Helper()
-	b := new(router.Reservation)
-	if err := r.Reserve(context.Background(), q, b, router.How{NoWait: true}); err != nil {
-		t.Fatalf("policytest: Reserve: %v", err)
-	}
-	return b
+	return routertest.Pick(t, r, q)
 }
 
 // Route picks, releases at once, and returns the id of the replica.

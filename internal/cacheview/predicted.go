@@ -48,6 +48,7 @@ type Prediction struct {
 
 // Routed notes that a request goes to a rank of a member, which will hold the prompt.
 func (m *Member) Routed(s *Prediction, rank int, r Route) {
+	s.End(true)  // of an attempt before, whose end did not come
 	if r.Alone { // those before ended without notice
 		m.beginEra()
 	}

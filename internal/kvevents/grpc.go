@@ -133,15 +133,9 @@ func (w *watcher) take(ctx context.Context, payload []byte) error {
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.
 func openBatch(m []byte) (payload []byte, ended bool) {
-	protofield.Each(m, func(f protofield.Field) {
-		switch f.Number {
-		case 1:
-			payload = f.Bytes
-		case 2:
-			ended = true
-		}
-	})
-	return payload, ended
+	envelope, _ := protofield.Last(m)
+	_, ended = envelope[2]
+	return envelope[1].Bytes, ended
 }
 
 // CallOptions are those of RPCs to replicas whose messages stay encoded.

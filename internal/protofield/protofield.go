@@ -46,6 +46,13 @@ func Each(b []byte, do func(Field)) (ok bool) {
 	return true
 }
 
+// Last returns the last field of each number of an encoded message; false if the message breaks off.
+func Last(b []byte) (fields map[protowire.Number]Field, ok bool) {
+	fields = make(map[protowire.Number]Field)
+	ok = Each(b, func(f Field) { fields[f.Number] = f })
+	return fields, ok
+}
+
 // Raw makes a call whose request and response are encoded messages, each a *[]byte.
 func Raw() grpc.CallOption { return grpc.ForceCodecV2(raw{}) }
 

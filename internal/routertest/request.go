@@ -10,29 +10,17 @@ import (
 // Request returns the i-th of a series of requests that differ in their keys.
 // Of every four one has all keys, one a session, one a prompt and one none.
 func Request(i int) *policy.Request {
-	q := &policy.Request{}
-	switch i % 4 {
-	case 0:
-		q.ID, q.Session = fmt.Sprintf("req-%d", i), fmt.Sprintf("sess_%04d", i)
-		q.SetPrompt(prompt(i))
-	case 1:
+	q := new(policy.Request)
+	if i%2 == 0 {
+		q = Prompt(Tokens(i%3, 600), Tokens(3+i, 600)) // the first half is shared by many
+	}
+	if i%4 == 0 {
+		q.ID = fmt.Sprintf("req-%d", i)
+	}
+	if i%4 < 2 {
 		q.Session = fmt.Sprintf("sess_%04d", i)
-	case 2:
-		q.SetPrompt(prompt(i))
 	}
 	return q
-}
-
-// prompt returns a prompt of 1,200 tokens, the first 600 shared by many.
-func prompt(i int) policy.Prompt {
-	tokens := make([]uint32, 1200)
-	for j := range tokens {
-		tokens[j] = uint32(j*7919 + i%3)
-		if j >= len(tokens)/2 {
-			tokens[j] += uint32(i) * 104729
-		}
-	}
-	return policy.Prompt{Tokens: tokens}
 }
 
 // Tokens returns n token ids; those of different seeds share nothing.

@@ -21,13 +21,20 @@ func Choose(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
 	return r.Policy().Choose(q, r.View())
 }
 
-// Decide picks, releases at once, and returns what was decided.
-func Decide(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
+// Pick picks and reserves. The test fails where the Router has an error.
+func Pick(t testing.TB, r *router.Router, q *policy.Request) *router.Reservation {
 	t.Helper()
 	b := new(router.Reservation)
 	if err := r.Reserve(context.Background(), q, b, router.How{NoWait: true}); err != nil {
 		t.Fatalf("routertest: Reserve: %v", err)
 	}
+	return b
+}
+
+// Decide picks, releases at once, and returns what was decided.
+func Decide(t testing.TB, r *router.Router, q *policy.Request) policy.Decision {
+	t.Helper()
+	b := Pick(t, r, q)
 	b.Release()
 	return b.Decision
 }

@@ -30,10 +30,7 @@ func (p *kvAware) preview(q *policy.Request, v policy.View) policy.Decision {
 func (p *kvAware) pick(q *policy.Request, v policy.View) (policy.Decision, *option) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
-		if r := v.LeastOfTwo(q); r != nil {
-			return policy.To(r, policy.ReasonNoKey), nil
-		}
-		return policy.Wait(), nil
+		return policy.To(v.LeastOfTwo(q), policy.ReasonNoKey), nil
 	}
 	c := choice{kvAware: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.recent.picks > s.since}
 	for i := 0; ; i++ {

@@ -87,7 +87,6 @@ func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 		return
 	}
 	p.popularity.Sent(&s.Prompt)
-	s.predicted.End(true) // of an attempt before, whose end did not come
 	p.caches.Member(d.Replica).Routed(&s.predicted, max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  policy.RequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
@@ -108,10 +107,8 @@ func (p *kvAware) completed(q *policy.Request, _ policy.Decision, o policy.Outco
 		return
 	}
 	p.popularity.Ended(&s.Prompt, o.Sent)
+	s.predicted.End(o.Prefilled())
 	if !o.Prefilled() {
-		s.predicted.End(false)
 		p.recent.remove(s)
-		return
 	}
-	s.predicted.End(true)
 }

@@ -46,8 +46,5 @@ func chooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reas
 }
 
 func choose(q *policy.Request, v policy.View) policy.Decision {
-	if r := v.LeastOfTwo(q); r != nil {
-		return policy.To(r, policy.ReasonLeastOfTwo)
-	}
-	return policy.Wait()
+	return policy.To(v.LeastOfTwo(q), policy.ReasonLeastOfTwo)
 }

@@ -15,7 +15,7 @@ const sample = 64
 func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
-		return leastOfTwo(q, v, policy.ReasonNoKey)
+		return policy.To(v.LeastOfTwo(q), policy.ReasonNoKey)
 	}
 	c := choice{
 		p: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v),
@@ -29,19 +29,12 @@ func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
 		c.Pool = pool
 		c.least = -1
 		if p.config.ImbalancedThreshold > 0 && c.imbalance() > p.config.ImbalancedThreshold {
-			return leastOfTwo(q, v, policy.ReasonLeastOfTwo)
+			return policy.To(v.LeastOfTwo(q), policy.ReasonLeastOfTwo)
 		}
 		if r, why := c.choose(); r != nil {
 			return c.to(r, why)
 		}
 	}
-}
-
-func leastOfTwo(q *policy.Request, v policy.View, why policy.Reason) policy.Decision {
-	if r := v.LeastOfTwo(q); r != nil {
-		return policy.To(r, why)
-	}
-	return policy.Wait()
 }
 
 // A choice is one run of Choose in one pool.

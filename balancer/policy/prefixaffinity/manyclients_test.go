@@ -105,7 +105,7 @@ func hits(t *testing.T, k int, build func() policy.Policy) (ratio, imbalance flo
 // blind is power of two choices.
 func blind() policy.Policy {
 	return policy.Policy{Choose: func(q *policy.Request, v policy.View) policy.Decision {
-		return leastOfTwo(q, v, policy.ReasonLeastOfTwo)
+		return policy.To(v.LeastOfTwo(q), policy.ReasonLeastOfTwo)
 	}}
 }
 

@@ -182,7 +182,6 @@ func (p *affinity) routed(q *policy.Request, d policy.Decision) {
 	} else {
 		p.popularity.Sent(&s.Prompt)
 	}
-	s.predicted.End(true) // of an attempt before, whose end did not come
 	m.Routed(&s.predicted, 0, cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1,
 	})
@@ -194,15 +193,11 @@ func (p *affinity) completed(q *policy.Request, d policy.Decision, o policy.Outc
 		return
 	}
 	p.popularity.Ended(&s.Prompt, o.Sent)
-	if !o.Prefilled() {
-		s.predicted.End(false)
-		if p.ray {
-			p.caches.Member(d.Replica).SentBytes.Add(-s.bytes)
-		}
-		return
-	}
-	s.predicted.End(true)
-	if d.Reason == policy.ReasonRendezvous && o.Usage.CachedTokens >= 0 {
+	s.predicted.End(o.Prefilled())
+	switch {
+	case !o.Prefilled() && p.ray:
+		p.caches.Member(d.Replica).SentBytes.Add(-s.bytes)
+	case o.Prefilled() && d.Reason == policy.ReasonRendezvous && o.Usage.CachedTokens >= 0:
 		shared := s.CoveredTokens(s.shared)
 		p.reuse.Learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
 	}

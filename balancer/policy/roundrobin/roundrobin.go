@@ -93,11 +93,10 @@ func (p *rotation) choose(q *policy.Request, v policy.View) policy.Decision {
 		c.next.Store(start(v))
 	}
 	r, moved := p.pick(q, v, c.next.Load())
-	if r == nil {
-		return policy.Wait()
+	if r != nil {
+		c.next.Add(moved) // quick picks move it too
+		c.last = r.ID
 	}
-	c.next.Add(moved) // quick picks move it too
-	c.last = r.ID
 	return policy.To(r, policy.ReasonRoundRobin)
 }
 
@@ -123,10 +122,8 @@ func (p *rotation) preview(q *policy.Request, v policy.View) policy.Decision {
 	if next == 0 {
 		next = start(v)
 	}
-	if r, _ := p.pick(q, v, next); r != nil {
-		return policy.To(r, policy.ReasonRoundRobin)
-	}
-	return policy.Wait()
+	r, _ := p.pick(q, v, next)
+	return policy.To(r, policy.ReasonRoundRobin)
 }
 
 // withdrawn makes the replica of a withdrawn pick the next one, unless others have been picked since.
