@@ -16,14 +16,10 @@ import (
 
 var errNoSource = errors.New("kvevents: the engine names no ZeroMQ source")
 
-// A socket is the ZeroMQ socket on which one rank of an engine publishes.
+// A socket is the ZeroMQ socket on which one rank of an engine publishes: the addresses are the rank's own.
 type socket struct {
-	Address string // host:port
-	Listen  bool   // the engine connects to it
-	Replay  string // host:port of the replay socket, or empty
-	Topic   string // what topics must begin with
-	Rank    int
-	Engine  string // address of the replica
+	eventsource.Source
+	rank int
 }
 
 // followReplica follows the sockets of a replica until the context ends.
@@ -34,10 +30,8 @@ func followReplica(ctx context.Context, r *kvevents.Replica, src eventsource.Sou
 	}
 	all := make([]socket, src.Ranks)
 	for rank := range all {
-		address, replay := src.Rank(rank)
-		all[rank] = socket{
-			Address: address, Listen: src.Listen, Replay: replay, Topic: src.Topic, Rank: rank, Engine: r.Attrs.Address,
-		}
+		all[rank] = socket{src, rank}
+		all[rank].Address, all[rank].Replay = src.Rank(rank)
 	}
 	followSockets(ctx, r, all)
 }
@@ -45,7 +39,7 @@ func followReplica(ctx context.Context, r *kvevents.Replica, src eventsource.Sou
 func followSockets(ctx context.Context, r *kvevents.Replica, all []socket) {
 	var wg sync.WaitGroup
 	for _, at := range all {
-		s := r.NewStream("tcp://"+at.Address, at.Rank)
+		s := r.NewStream("tcp://"+at.Address, at.rank)
 		wg.Go(func() { follow(ctx, s, at) })
 	}
 	wg.Wait()
@@ -84,7 +78,6 @@ func sources(ctx context.Context, r *kvevents.Replica, method string) (all []soc
 	}
 	ok := protofield.Each(reply, func(f protofield.Field) {
 		if s, ok := readSource(f.Bytes, host); ok && f.Number == 1 && len(all) < kvevents.MaxRanks {
-			s.Engine = r.Attrs.Address
 			all = append(all, s)
 		}
 	})
@@ -97,13 +90,11 @@ func sources(ctx context.Context, r *kvevents.Replica, method string) (all []soc
 // readSource reads one source; false if it is no ZeroMQ socket with messages in MessagePack.
 func readSource(msg []byte, host string) (s socket, ok bool) {
 	f, _ := protofield.Last(msg) // the fields that it has show whether it is one
-	s = socket{
-		Address: endpoint(f[2].Bytes, host), Topic: string(f[3].Bytes), Replay: reachable(string(f[4].Bytes), host),
-		Rank: int(int32(f[5].Value)),
-	}
+	s.Address, s.Topic = endpoint(f[2].Bytes, host), string(f[3].Bytes)
+	s.Replay, s.rank = reachable(string(f[4].Bytes), host), int(int32(f[5].Value))
 	encoding := string(f[6].Bytes)
 	return s, string(f[1].Bytes) == "zmq" && s.Address != "" && (encoding == "" || encoding == "msgpack") &&
-		s.Rank >= 0 && s.Rank < kvevents.MaxRanks
+		s.rank >= 0 && s.rank < kvevents.MaxRanks
 }
 
 // endpoint reads an endpoint: text, or a message of host, port and protocol.

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/kvevents"
 )
 
@@ -29,9 +30,9 @@ func TestReadSource(t *testing.T) {
 		want socket
 		ok   bool
 	}{
-		"message":  {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 5557)).bytes(3, []byte("kv")).bytes(4, []byte("tcp://n1:5558")).varint(5, 2), socket{Address: "n1:5557", Replay: "n1:5558", Topic: "kv", Rank: 2}, true},
-		"text":     {pb{}.bytes(1, []byte("zmq")).bytes(2, []byte("tcp://n1:5557")).bytes(6, []byte("msgpack")), socket{Address: "n1:5557", Replay: ""}, true},
-		"wildcard": {pb{}.bytes(1, []byte("zmq")).bytes(2, at("*", 5557)).bytes(4, []byte("tcp://0.0.0.0:5558")), socket{Address: "10.0.0.1:5557", Replay: "10.0.0.1:5558"}, true},
+		"message":  {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 5557)).bytes(3, []byte("kv")).bytes(4, []byte("tcp://n1:5558")).varint(5, 2), socket{eventsource.Source{Address: "n1:5557", Replay: "n1:5558", Topic: "kv"}, 2}, true},
+		"text":     {pb{}.bytes(1, []byte("zmq")).bytes(2, []byte("tcp://n1:5557")).bytes(6, []byte("msgpack")), socket{eventsource.Source{Address: "n1:5557"}, 0}, true},
+		"wildcard": {pb{}.bytes(1, []byte("zmq")).bytes(2, at("*", 5557)).bytes(4, []byte("tcp://0.0.0.0:5558")), socket{eventsource.Source{Address: "10.0.0.1:5557", Replay: "10.0.0.1:5558"}, 0}, true},
 		"grpc":     {pb{}.bytes(1, []byte("grpc")).bytes(2, at("n1", 1)), socket{}, false},
 		"protobuf": {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 1)).bytes(6, []byte("protobuf")), socket{}, false},
 		"no port":  {pb{}.bytes(1, []byte("zmq")).bytes(2, at("n1", 0)), socket{}, false},

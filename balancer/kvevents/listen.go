@@ -66,7 +66,7 @@ func (s *subscriber) join() error {
 		go p.run(ctx)
 	}
 	if slices.ContainsFunc(p.subscribers, func(o *subscriber) bool {
-		return o.Engine != s.Engine && (strings.HasPrefix(o.Topic, s.Topic) || strings.HasPrefix(s.Topic, o.Topic))
+		return o.Attrs.Address != s.Attrs.Address && (strings.HasPrefix(o.Topic, s.Topic) || strings.HasPrefix(s.Topic, o.Topic))
 	}) {
 		return errShared
 	}

@@ -199,7 +199,7 @@ func (c *Config) Validate() error {
 		mayBeOff("drain_grace", c.DrainGrace, day),
 		c.Backoff.validate(),
 		c.Ejection.validate(),
-		inField("session_keys", checkSessionKeys(c.SessionKeys)),
+		checkSessionKeys(c.SessionKeys),
 	)
 	if err == nil {
 		err = c.Adoption.validate()
@@ -210,14 +210,6 @@ func (c *Config) Validate() error {
 	return err
 }
 
-// inField adds the name of a field to an error about it.
-func inField(name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s: %w", name, err)
-}
-
 const (
 	maxSessionKeys = 16 // bounds Config.SessionKeys
 	keyCharacters  = "-_.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -225,18 +217,18 @@ const (
 
 func checkSessionKeys(keys []string) error {
 	if len(keys) > maxSessionKeys {
-		return fmt.Errorf("%d are more than %d", len(keys), maxSessionKeys)
+		return fmt.Errorf("session_keys: %d are more than %d", len(keys), maxSessionKeys)
 	}
 	seen := make(map[string]string)
 	for _, k := range keys {
 		alike := strings.ReplaceAll(strings.ToLower(k), "-", "_")
 		switch other, twice := seen[alike]; {
 		case k == "" || strings.Trim(k, keyCharacters) != "":
-			return fmt.Errorf("%q is no metadata key: it may have letters, digits and any of - _ . only", k)
+			return fmt.Errorf("session_keys: %q is no metadata key: it may have letters, digits and any of - _ . only", k)
 		case strings.HasSuffix(strings.ToLower(k), "-bin"):
-			return fmt.Errorf("%q is a binary metadata key", k)
+			return fmt.Errorf("session_keys: %q is a binary metadata key", k)
 		case twice:
-			return fmt.Errorf("%q and %q are the same key", other, k)
+			return fmt.Errorf("session_keys: %q and %q are the same key", other, k)
 		}
 		seen[alike] = k
 	}

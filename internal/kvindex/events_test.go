@@ -101,7 +101,7 @@ func feed(t *testing.T, x *Index, worker int, exact bool) {
 				return
 			}
 		}
-		if st := x.Stats(); st.Bytes > st.MaxBytes {
+		if st := x.Stats(); st.Bytes > x.maxBytes {
 			t.Errorf("%d bytes", st.Bytes)
 		}
 	}

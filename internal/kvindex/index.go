@@ -31,7 +31,6 @@ type Index struct {
 	cells    cells // the holders of segments that several lanes hold
 	lru      recency
 
-	known   int      // lanes that belong to a replica
 	free    []uint16 // in the order they became empty
 	retired []uint16 // lanes to be swept, the oldest first
 	unswept int      // their holdings
@@ -58,11 +57,9 @@ func New(budget int64) *Index {
 
 // Stats is the state of an [Index] at one moment.
 type Stats struct {
-	Replicas  int    // added and not dropped
 	Blocks    int    // different blocks in memory, those that only dropped replicas held included until they are swept
 	Holders   int    // (block, replica) pairs that Match can see
 	Bytes     int64  // memory held, counted from the arrays allocated
-	MaxBytes  int64  // the budget
 	Evictions uint64 // (block, replica) pairs given up for a capacity or the byte budget, ever
 
 	// LiveEvictions counts those of replicas marked by SetLive, and what they hold beyond the longest chain
@@ -76,11 +73,9 @@ func (x *Index) Stats() Stats {
 	x.mu.RLock()
 	defer x.mu.RUnlock()
 	return Stats{
-		Replicas:      x.known,
 		Blocks:        x.blocks.n,
 		Holders:       x.held - x.unswept,
 		Bytes:         x.bytes(),
-		MaxBytes:      x.maxBytes,
 		Evictions:     x.evictions,
 		LiveEvictions: x.unreported,
 	}

@@ -52,7 +52,6 @@ func (x *Index) Add(owner any) Slot {
 		x.fixed += laneBytes
 	}
 	x.generation++
-	x.known++
 	x.lru.lanes[i] = lane{
 		ring: node{prev: ringOf(i), next: ringOf(i)}, open: none, older: x.tick, recent: x.tick,
 		generation: x.generation, owner: owner,
@@ -69,7 +68,6 @@ func (x *Index) Drop(s Slot) {
 	if l == nil {
 		return
 	}
-	x.known--
 	x.generation++
 	l.generation, l.retired, l.owner = x.generation, true, nil
 	x.unswept += int(l.n)

@@ -117,14 +117,12 @@ var builtin = []dialect.Dialect{
 		Methods:   []string{"/sglang.grpc.scheduler.SglangScheduler/Embed"},
 		RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
 	}, {
-		Methods:   []string{"/sglang.runtime.v1.SglangService/TextGenerate"},
-		MaxTokens: "2.8",
-		Prompt:    "1", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo,
+		Methods: []string{"/sglang.runtime.v1.SglangService/TextGenerate"},
+		Prompt:  "1", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo,
 		KV: bootstrap("14", "2.13", legFields{"14.1": "$host", "14.2": "$port", "14.3": "$room"}),
 	}, {
-		Methods:   []string{"/sglang.runtime.v1.SglangService/Generate"},
-		MaxTokens: "2.8",
-		Tokens:    "1", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
+		Methods: []string{"/sglang.runtime.v1.SglangService/Generate"},
+		Tokens:  "1", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
 		KV: bootstrap("13", "2.13", legFields{"13.1": "$host", "13.2": "$port", "13.3": "$room"}),
 	}, {
 		Methods:  []string{"/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"},
@@ -140,9 +138,8 @@ var builtin = []dialect.Dialect{
 		Prompt:  "1", Tokens: "2", RequestID: "3", Session: "4",
 	}, {
 		// One or many of each, where one is field 1 and a list of many field 2.
-		Methods:   []string{"/sglang.api.v1.SglangService/Generate"},
-		MaxTokens: "5.1.1",
-		Prompt:    "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1",
+		Methods: []string{"/sglang.api.v1.SglangService/Generate"},
+		Prompt:  "2.1|2.2.1[]", Tokens: "3.1.1|3.2.1[].1", RequestID: "1.1",
 		Rank:  "17",
 		Media: &dialect.Media{Path: "19|20|21|22"}, Usage: dialect.Usage{Prompt: "1.2.2", Output: "1.2.3"},
 		KV: bootstrap("12|13|14", "5.1.13", legFields{"12.1.1": "$host", "13.1.1": "$port", "14.1.1": "$room"}),
@@ -157,24 +154,20 @@ var builtin = []dialect.Dialect{
 	}, {
 		// The two numbers inside tokenized are swapped in these two.
 		Methods:   []string{"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"},
-		MaxTokens: "3.8",
 		RequestID: "1", Tokens: "2.1", Usage: chunkSecond,
 		Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
 		KV:    bootstrap("11", "3.15", legFields{"11.1": "$host", "11.2": "$port", "11.3": "$room"}),
 	}, {
 		Methods:   []string{"/smg.worker.v1.WorkerInference/Generate"},
-		MaxTokens: "3.8",
 		RequestID: "1", Tokens: "2.1", Usage: chunkSecond,
 		Abort: "/smg.worker.v1.WorkerInference/Abort",
 	}, {
 		Methods:   []string{"/mlx.grpc.engine.MlxEngine/Generate"},
-		MaxTokens: "4.9",
 		RequestID: "1", Prompt: "3", Tokens: "2.2",
 		Usage: chunkFirst,
 	}, {
 		// The session inside kv is a handle for KV transfer, not a conversation.
 		Methods:   []string{"/openengine.v1.Inference/Generate"},
-		MaxTokens: "6.1",
 		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "8.3", Adapter: "11",
 		Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
 		Abort: "/openengine.v1.Control/Abort",
@@ -188,17 +181,14 @@ var builtin = []dialect.Dialect{
 		Prompt: "tensor[text_input]", Tokens: "tensor[input_ids]",
 		Adapter: "tensor[lora_task_id]", JSONBody: "tensor[sampling_parameters]",
 	}, {
-		Methods:   []string{"/fmaas.GenerationService/Generate"},
-		MaxTokens: "10.3.1",
-		Model:     "1", Adapter: "4|2", Prompt: "3[].2", Usage: dialect.Usage{Prompt: "1[].6", Output: "1[].2"},
+		Methods: []string{"/fmaas.GenerationService/Generate"},
+		Model:   "1", Adapter: "4|2", Prompt: "3[].2", Usage: dialect.Usage{Prompt: "1[].6", Output: "1[].2"},
 	}, {
-		Methods:   []string{"/fmaas.GenerationService/GenerateStream"},
-		MaxTokens: "10.3.1",
-		Model:     "1", Adapter: "4|2", Prompt: "3.2", Usage: dialect.Usage{Prompt: "6", Output: "2"},
+		Methods: []string{"/fmaas.GenerationService/GenerateStream"},
+		Model:   "1", Adapter: "4|2", Prompt: "3.2", Usage: dialect.Usage{Prompt: "6", Output: "2"},
 	}, {
-		Methods:   []string{"/backend.Backend/Predict", "/backend.Backend/PredictStream"},
-		MaxTokens: "4",
-		Prompt:    "1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"}, RequestID: "47",
+		Methods: []string{"/backend.Backend/Predict", "/backend.Backend/PredictStream"},
+		Prompt:  "1", Messages: &dialect.Messages{Path: "44", Role: "1", Content: "2"}, RequestID: "47",
 		Usage: dialect.Usage{Prompt: "3", Output: "2"},
 	},
 }

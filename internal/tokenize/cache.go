@@ -51,15 +51,13 @@ func (c *cache) get(k key) (tokens []uint32, ok bool) {
 func (c *cache) put(k key, tokens []uint32) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if _, held := c.younger[k]; !held {
-		c.add(k, tokens)
-	}
+	c.add(k, tokens)
 }
 
 // add adds to the younger generation what is not in it. Called with mu held.
 func (c *cache) add(k key, tokens []uint32) {
 	size := int64(4*cap(tokens)) + entryOverhead
-	if size > c.budget/2 {
+	if _, held := c.younger[k]; held || size > c.budget/2 {
 		return
 	}
 	if c.bytes += size; c.bytes > c.budget/2 {
