@@ -78,18 +78,28 @@ type outputRule struct {
 	message       fieldSet // what a message may have whose token is another message's as well
 }
 
-// A fieldSet is fields of a request: true = with any value, false = only with 1.
-type fieldSet map[string]bool
+// A fieldSet is what fields of a message may be, by their paths ".4.1".
+type fieldSet map[string]leave
+
+// leave is what a field may be; none for others.
+type leave int
+
+const (
+	inside leave = iota + 1 // a message, of which some fields are in the set
+	one                     // 1
+	anything
+)
 
 // add adds the fields at places.
-func (f fieldSet) add(free bool, places ...*place) {
+func (f fieldSet) add(as leave, places ...*place) {
 	for _, p := range places {
 		for _, alt := range p.alts {
-			numbers := make([]string, len(alt))
+			at := ""
 			for i := range alt {
-				numbers[i] = strconv.Itoa(int(alt[i].num))
+				at += "." + strconv.Itoa(int(alt[i].num))
+				f[at] = max(f[at], inside)
 			}
-			f[strings.Join(numbers, ".")] = free
+			f[at] = as
 		}
 	}
 }
@@ -97,12 +107,12 @@ func (f fieldSet) add(free bool, places ...*place) {
 // newOutputRule returns that of a method with a form.
 func (m *Method) newOutputRule(f *outputForm) *outputRule {
 	o := &outputRule{outputForm: f, request: make(fieldSet), message: make(fieldSet)}
-	o.request.add(false, &f.one)
-	o.request.add(true, &f.allowed, &f.stop, &f.mute, &m.id, &m.session, &m.model, &m.adapter, &m.salt, &m.tokens,
+	o.request.add(one, &f.one)
+	o.request.add(anything, &f.allowed, &f.stop, &f.mute, &m.id, &m.session, &m.model, &m.adapter, &m.salt, &m.tokens,
 		&m.maxTokens, &m.media)
 	o.turn = maps.Clone(o.request)
-	o.turn.add(true, &f.shapes)
-	o.message.add(true, &f.tokens, &f.text, &f.once, &m.usagePrompt, &m.usageOutput, &m.usageDelta, &m.usageCached)
+	o.turn.add(anything, &f.shapes)
+	o.message.add(anything, &f.tokens, &f.text, &f.once, &m.usagePrompt, &m.usageOutput, &m.usageDelta, &m.usageCached)
 	return o
 }
 
@@ -156,42 +166,22 @@ func (m *Method) Output(request any, limit int, split bool, ends *Ends) (o *Outp
 
 // allows reports whether all that is set in a request, or in a message at a place in it, may be.
 func (f fieldSet) allows(m protoreflect.Message, at string) bool {
-	if len(m.GetUnknown()) > 0 {
-		return false
-	}
-	ok := true
+	ok := len(m.GetUnknown()) == 0
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		field := at + strconv.Itoa(int(fd.Number()))
-		number := float64(-1)
-		switch k := fd.Kind(); {
-		case fd.IsList(), fd.IsMap():
-		case k == protoreflect.FloatKind, k == protoreflect.DoubleKind:
-			number = v.Float()
-		case kinds[k] == kindNumber:
-			number = float64(integer(fd, v))
-		}
-		free, known := f[field]
-		switch {
-		case free, known && number == 1:
-		case fd.Message() != nil && !fd.IsList() && !fd.IsMap() && f.below(field):
-			ok = f.allows(v.Message(), field+".")
-		case number == 0 && kinds[fd.Kind()] != kindNumber: // such as a penalty that is off
+		at := at + "." + strconv.Itoa(int(fd.Number()))
+		single := !fd.IsList() && !fd.IsMap()
+		fraction := fd.Kind() == protoreflect.FloatKind || fd.Kind() == protoreflect.DoubleKind
+		switch may := f[at]; {
+		case may == anything, may == one && v.String() == "1":
+		case may == inside && single && fd.Message() != nil:
+			ok = ok && f.allows(v.Message(), at)
+		case single && fraction && v.Float() == 0: // such as a penalty that is off
 		default:
 			ok = false
 		}
 		return ok
 	})
 	return ok
-}
-
-// below reports whether fields of the message in a field are known.
-func (f fieldSet) below(field string) bool {
-	for known := range f {
-		if strings.HasPrefix(known, field+".") {
-			return true
-		}
-	}
-	return false
 }
 
 // Read takes in a message of the stream. It changes what holds for the attempt to what holds for the whole output.
