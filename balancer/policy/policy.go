@@ -20,7 +20,6 @@ package policy
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -32,10 +31,8 @@ type NamedConfig interface{ Name() string }
 // A factory builds a policy from its config, which may be empty.
 type factory func(config json.RawMessage) (Policy, error)
 
-var registry = struct {
-	sync.RWMutex // taken alone; no factory runs under it
-	byName       map[string]factory
-}{byName: make(map[string]factory)}
+// registry has the factories by name.
+var registry sync.Map
 
 // Register registers a policy by its name. build makes it from its config, which is read strictly, as by [Decode].
 // It is called from any goroutine, once for each Router and for each check of a config; the policy of a check is closed
@@ -50,29 +47,25 @@ func Register[C any](name string, build func(C) (Policy, error)) {
 	if build == nil {
 		panic(fmt.Sprintf("policy: Register of %q without a function that builds it", name))
 	}
-	registry.Lock()
-	defer registry.Unlock()
-	if registry.byName[name] != nil {
-		panic(fmt.Sprintf("policy: %q is registered already", name))
-	}
-	registry.byName[name] = func(raw json.RawMessage) (Policy, error) {
+	_, taken := registry.LoadOrStore(name, factory(func(raw json.RawMessage) (Policy, error) {
 		var c C
 		if err := Decode(raw, &c); err != nil {
 			return Policy{}, err
 		}
 		return build(c)
+	}))
+	if taken {
+		panic(fmt.Sprintf("policy: %q is registered already", name))
 	}
 }
 
 // New builds the policy with this name. An error of its config names the field.
 func New(name string, config json.RawMessage) (Policy, error) {
-	registry.RLock()
-	f := registry.byName[name]
-	registry.RUnlock()
-	if f == nil {
+	f, ok := registry.Load(name)
+	if !ok {
 		return Policy{}, fmt.Errorf("policy: %q is unknown; choose one of %s", name, strings.Join(Names(), ", "))
 	}
-	p, err := f(config)
+	p, err := f.(factory)(config)
 	if err != nil {
 		return Policy{}, fmt.Errorf("policy.%s: %w", name, err)
 	}
@@ -84,8 +77,10 @@ func New(name string, config json.RawMessage) (Policy, error) {
 }
 
 // Names returns the names of all policies, sorted.
-func Names() []string {
-	registry.RLock()
-	defer registry.RUnlock()
-	return slices.Sorted(maps.Keys(registry.byName))
+func Names() (names []string) {
+	for name := range registry.Range {
+		names = append(names, name.(string))
+	}
+	slices.Sort(names)
+	return names
 }
