@@ -72,12 +72,7 @@ func (k *SessionKeys) In(headers func(name string) []string, q *policy.Request) 
 
 // agent fills the session from what an agent sends.
 func (k *SessionKeys) agent(headers func(name string) []string, q *policy.Request) {
-	get := func(name string) string {
-		if name == "" {
-			return ""
-		}
-		return cmp.Or(headers(name)...)
-	}
+	get := func(name string) string { return cmp.Or(headers(name)...) }
 	for _, a := range agents {
 		id := get(a.session)
 		if id == "" {

@@ -16,10 +16,15 @@ type scratch struct {
 	done int // since the last look at ctx
 
 	ids  []uint32
-	vals []uint64 // of the pair that begins here: rank<<32 | id, or noMerge
-	next []int32
-	prev []int32
+	list []symbol
 	heap candidates
+}
+
+// symbol is a token of a piece, in the list of those that are left.
+type symbol struct {
+	id         uint32
+	prev, next int32
+	merge      uint64 // with the next one: rank<<32 | id, or noMerge
 }
 
 // step counts steps, and returns the context's error if it has ended.
@@ -44,18 +49,52 @@ func (m *Model) append(dst []uint32, piece string, s *scratch) ([]uint32, error)
 	return m.merged(dst, piece, s)
 }
 
+// merged merges the two neighbours of the lowest rank, of equals the leftmost, until none are left: a heap over a linked
+// list. Two pairs of equal rank are the same pair.
 func (m *Model) merged(dst []uint32, piece string, s *scratch) ([]uint32, error) {
-	s.ids, s.vals = m.symbols(s.ids[:0], piece), s.vals[:0]
-	if len(s.ids) < 2 {
-		return append(dst, s.ids...), nil
+	s.ids, s.list, s.heap = m.symbols(s.ids[:0], piece), s.list[:0], s.heap[:0]
+	n := int32(len(s.ids))
+	for i, id := range s.ids {
+		s.list = append(s.list, symbol{id: id, prev: int32(i) - 1, next: int32(i) + 1})
 	}
-	for i := range len(s.ids) - 1 {
-		s.vals = append(s.vals, m.pair(s.ids[i], s.ids[i+1]))
+	renew := func(i int32) {
+		x := &s.list[i]
+		if x.merge = noMerge; x.next < n {
+			x.merge = m.pair(x.id, s.list[x.next].id)
+		}
+		if x.merge != noMerge {
+			heap.Push(&s.heap, candidate{x.merge, i})
+		}
+	}
+	for i := range n {
+		renew(i)
 		if err := s.step(1); err != nil {
 			return dst, err
 		}
 	}
-	return m.merge(dst, s)
+	for len(s.heap) > 0 {
+		if err := s.step(1); err != nil {
+			return dst, err
+		}
+		c := heap.Pop(&s.heap).(candidate)
+		x := &s.list[c.at]
+		if x.merge != c.merge {
+			continue // one of the two has merged meanwhile
+		}
+		gone := &s.list[x.next]
+		x.id, x.next, gone.merge = uint32(c.merge), gone.next, noMerge
+		if x.next < n {
+			s.list[x.next].prev = c.at
+		}
+		renew(c.at)
+		if x.prev >= 0 {
+			renew(x.prev)
+		}
+	}
+	for i := int32(0); i < n; i = s.list[i].next {
+		dst = append(dst, s.list[i].id)
+	}
+	return dst, nil
 }
 
 // symbols appends what merging starts from.
@@ -84,10 +123,10 @@ func (m *Model) symbols(dst []uint32, piece string) []uint32 {
 	return dst
 }
 
-// candidate is a pair that may merge: val as it was when it was found, and where.
+// candidate is a pair that may merge: what it became when it was found, and where.
 type candidate struct {
-	val uint64
-	at  int32
+	merge uint64
+	at    int32
 }
 
 // candidates is a heap: the lowest rank first, of equals the leftmost.
@@ -96,7 +135,7 @@ type candidates []candidate
 func (c candidates) Len() int      { return len(c) }
 func (c candidates) Swap(i, j int) { c[i], c[j] = c[j], c[i] }
 func (c candidates) Less(i, j int) bool {
-	return c[i].val < c[j].val || c[i].val == c[j].val && c[i].at < c[j].at
+	return c[i].merge < c[j].merge || c[i].merge == c[j].merge && c[i].at < c[j].at
 }
 
 // Push implements [heap.Interface].
@@ -107,51 +146,4 @@ func (c *candidates) Pop() any {
 	last := (*c)[len(*c)-1]
 	*c = (*c)[:len(*c)-1]
 	return last
-}
-
-// merge merges the two neighbours of the lowest rank, of equals the leftmost, until none are left: a heap over a linked
-// list. Two pairs of equal rank are the same pair.
-func (m *Model) merge(dst []uint32, s *scratch) ([]uint32, error) {
-	n := len(s.ids)
-	s.next, s.prev, s.heap = s.next[:0], s.prev[:0], s.heap[:0]
-	s.vals = append(s.vals, noMerge)
-	for i := range n {
-		s.next, s.prev = append(s.next, int32(i+1)), append(s.prev, int32(i-1))
-		if s.vals[i] != noMerge {
-			s.heap = append(s.heap, candidate{s.vals[i], int32(i)})
-		}
-	}
-	heap.Init(&s.heap)
-	renew := func(i int32) {
-		s.vals[i] = noMerge
-		if j := s.next[i]; int(j) < n {
-			if s.vals[i] = m.pair(s.ids[i], s.ids[j]); s.vals[i] != noMerge {
-				heap.Push(&s.heap, candidate{s.vals[i], i})
-			}
-		}
-	}
-	for len(s.heap) > 0 {
-		if err := s.step(1); err != nil {
-			return dst, err
-		}
-		c := heap.Pop(&s.heap).(candidate)
-		if s.vals[c.at] != c.val {
-			continue // one of the two has merged meanwhile
-		}
-		i, j := c.at, s.next[c.at]
-		s.ids[i] = uint32(c.val)
-		s.vals[j] = noMerge
-		s.next[i] = s.next[j]
-		if k := s.next[j]; int(k) < n {
-			s.prev[k] = i
-		}
-		renew(i)
-		if s.prev[i] >= 0 {
-			renew(s.prev[i])
-		}
-	}
-	for i := int32(0); int(i) < n; i = s.next[i] {
-		dst = append(dst, s.ids[i])
-	}
-	return dst, nil
 }

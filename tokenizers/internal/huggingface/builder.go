@@ -1,6 +1,7 @@
 package huggingface
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -138,12 +139,9 @@ func (b *builder) bytes(p part, alone bool) error {
 }
 
 func (b *builder) metaspace(p part) error {
-	scheme := p.Scheme
-	if scheme == "" {
-		scheme = "always"
-		if p.PrefixSpace != nil && !*p.PrefixSpace { // of older files
-			scheme = "never"
-		}
+	scheme := cmp.Or(p.Scheme, "always")
+	if p.Scheme == "" && p.PrefixSpace != nil && !*p.PrefixSpace { // of older files
+		scheme = "never"
 	}
 	if scheme != "always" && scheme != "first" && scheme != "never" {
 		return unsupported("prepend_scheme " + scheme)
@@ -166,29 +164,21 @@ func (b *builder) metaspace(p part) error {
 
 // postProcessor reads what stands before and behind a single prompt.
 func (b *builder) postProcessor(parts []part) error {
-	before := true
+	to := &b.leading
 	for _, p := range parts {
-		switch p.Type {
-		case "ByteLevel": // moves offsets only
-			continue
-		case "TemplateProcessing":
-		default:
+		if p.Type != "TemplateProcessing" && p.Type != "ByteLevel" { // which moves offsets only
 			return unsupported(p.Type)
 		}
 		for _, x := range p.Single {
 			if x.SpecialToken == nil {
-				before = false
+				to = &b.trailing
 				continue
 			}
 			ids, ok := p.Special[x.SpecialToken.ID]
-			switch {
-			case !ok:
+			if !ok {
 				return fmt.Errorf("%q is not in its special_tokens", x.SpecialToken.ID)
-			case before:
-				b.leading = append(b.leading, ids.IDs...)
-			default:
-				b.trailing = append(b.trailing, ids.IDs...)
 			}
+			*to = append(*to, ids.IDs...)
 		}
 	}
 	return nil

@@ -73,11 +73,8 @@ func (s *special) UnmarshalJSON(raw []byte) error {
 // are taken from that, or from the one beside a template if there is one.
 func Open(path string) (*Template, error) {
 	raw, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
 	config, alone := raw, filepath.Ext(path) != ".json"
-	if alone {
+	if err == nil && alone {
 		config, err = os.ReadFile(filepath.Join(filepath.Dir(path), "tokenizer_config.json"))
 		if errors.Is(err, os.ErrNotExist) {
 			config, err = []byte("{}"), nil
