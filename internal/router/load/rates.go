@@ -42,7 +42,7 @@ func (t *Tracker) Learn(q *policy.Request, d *policy.Decision, o *policy.Outcome
 		return
 	}
 	own := uncached(q, d, &o.Usage)
-	work := own + float64(q.State().Ahead) + Overhead
+	work, lag := math.Log(own+float64(q.State().Ahead)+Overhead), math.Log(o.FirstMessage.Seconds())
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.prompt.add(own)
@@ -50,7 +50,7 @@ func (t *Tracker) Learn(q *policy.Request, d *policy.Decision, o *policy.Outcome
 	if r == nil {
 		return
 	}
-	r.pace.Add(math.Log(work), math.Log(o.FirstMessage.Seconds()))
+	r.pace.Add(work, lag)
 	if t.samples++; t.samples >= max(64, 4*len(t.fleet)) {
 		t.samples = 0
 		t.setRates(t.groups())
