@@ -89,9 +89,7 @@ func (d *deployment) eject(rt *router.Router, now time.Time) {
 		if e.cause = cause; e.state != state {
 			e.state, e.probed, changed = state, time.Time{}, true
 		}
-		if state == outlier.HalfOpen && e.passProbe(m, &d.balance.ledger, now, func(c *client) bool {
-			return rt.Outliers().Accuses(rt.Outlier(rep), c.principal.name)
-		}) {
+		if state == outlier.HalfOpen && e.passProbe(m, &d.balance.ledger, now, rt.Outliers().Evidence(rt.Outlier(rep))) {
 			changed = true
 		}
 	}
@@ -102,7 +100,7 @@ func (d *deployment) eject(rt *router.Router, now time.Time) {
 
 // passProbe gives the probe of a half-open member to the next client when the last one's time is over. It reports
 // whether the prober changes.
-func (e *ejection) passProbe(m *member, l *ledger, now time.Time, accuses func(*client) bool) bool {
+func (e *ejection) passProbe(m *member, l *ledger, now time.Time, evidence map[string]int) bool {
 	if c := l.clients[e.prober]; c != nil && !c.ended {
 		took := now.Sub(e.probed)
 		if took < probeTime || took < probeMost && c.lines[m.number].ongoing > 0 {
@@ -110,14 +108,14 @@ func (e *ejection) passProbe(m *member, l *ledger, now time.Time, accuses func(*
 		}
 	}
 	before := e.prober
-	e.prober, e.probed = l.nextProber(m.number, e.prober, accuses), now
+	e.prober, e.probed = l.nextProber(m.number, e.prober, evidence), now
 	return e.prober != before
 }
 
 // nextProber returns the client after last, "" where there is none. Clients without requests on the replica come first:
 // their reports show whether they probe. Of those, the ones that accuse the replica come last; then the order is that of
 // names. O(clients x log(clients)).
-func (l *ledger) nextProber(number uint32, last string, accuses func(*client) bool) string {
+func (l *ledger) nextProber(number uint32, last string, evidence map[string]int) string {
 	const busy = 2
 	rank := make(map[string]int) // of the clients that watch
 	for id, c := range l.clients {
@@ -128,7 +126,7 @@ func (l *ledger) nextProber(number uint32, last string, accuses func(*client) bo
 		if c.lines[number].ongoing > 0 {
 			rank[id] += busy
 		}
-		if accuses(c) {
+		if evidence[c.principal.name] > 0 {
 			rank[id]++
 		}
 	}

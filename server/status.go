@@ -115,7 +115,7 @@ func (d *deployment) condition(
 	if e != nil && rep != nil {
 		evidence = append(evidence, &warmpathv1.HealthReport{
 			By: byCalls, State: e.state.String(), ForMs: since(e.since), Why: whyEjected[e.cause],
-			Principals: uint32(rt.Outliers().Principals(rt.Outlier(rep))),
+			Principals: uint32(len(rt.Outliers().Evidence(rt.Outlier(rep)))),
 		})
 	}
 	switch {

@@ -1,6 +1,7 @@
 package outlier
 
 import (
+	"maps"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/router/state"
@@ -83,18 +84,11 @@ func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
 	r.judge(now)
 }
 
-// Principals returns how many principals the evidence against a replica is of; 0 where they have no names.
-func (d *Detector) Principals(r *Replica) int {
+// Evidence returns the evidence against a replica by principal, of those that have names.
+func (d *Detector) Evidence(r *Replica) map[string]int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(r.given)
-}
-
-// Accuses reports whether a principal has given evidence against a replica.
-func (d *Detector) Accuses(r *Replica, principal string) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return r.given[principal] > 0
+	return maps.Clone(r.given)
 }
 
 // activeFor is how long a principal counts as active.

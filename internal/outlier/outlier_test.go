@@ -174,9 +174,10 @@ func TestTwoPrincipalsAgree(t *testing.T) {
 	f.is(0, outlier.Healthy)
 	f.add(0, "b", outlier.Counts{Failures: 1}, false)
 	f.is(0, outlier.Ejected)
-	require.Equal(t, 2, f.Principals(f.replicas[0].Replica))
-	require.True(t, f.Accuses(f.replicas[0].Replica, "a"))
-	require.False(t, f.Accuses(f.replicas[0].Replica, "c"))
+	given := f.Evidence(f.replicas[0].Replica)
+	require.Len(t, given, 2)
+	require.Positive(t, given["a"])
+	require.Zero(t, given["c"])
 }
 
 // The reports of the only active principal eject a replica, and its probes count.
