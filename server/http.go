@@ -39,14 +39,11 @@ func (c *Config) checkHTTP() error {
 }
 
 // openHTTP makes the HTTP endpoint, if the config has one.
-func (s *Server) openHTTP(c *Config) error {
+func (s *Server) openHTTP(c *Config) {
 	if c.HTTP.Listen == "" {
-		return nil
+		return
 	}
-	h, err := httpendpoint.NewHandler(c.HTTP, services{Server: s}, s.serving)
-	if err != nil {
-		return fmt.Errorf("http.%w", err)
-	}
+	h := httpendpoint.NewHandler(c.HTTP, services{Server: s}, s.serving)
 	shown := s.openPage(c)
 	mux := http.NewServeMux()
 	mux.Handle(httpendpoint.HealthPath, h) // for load balancers, which have no token
@@ -62,7 +59,6 @@ func (s *Server) openHTTP(c *Config) error {
 		ReadHeaderTimeout: read, ReadTimeout: 2 * read, WriteTimeout: 2*read + httpWriteGrace, IdleTimeout: httpIdleTimeout,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
-	return nil
 }
 
 // serving reports whether new requests are taken.

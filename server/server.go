@@ -76,6 +76,9 @@ type services struct {
 
 // New returns a server that follows the deployments of the config, until Shutdown. It listens nowhere yet.
 func New(c *Config, o Options) (*Server, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
 	full := c.withDefaults()
 	c = &full
 	o.Logger = cmp.Or(o.Logger, slog.Default())
@@ -107,7 +110,8 @@ func New(c *Config, o Options) (*Server, error) {
 	healthpb.RegisterHealthServer(s.grpc, &healthService{Server: s})
 	reflection.Register(s.grpc)
 	channelz.RegisterChannelzServiceToServer(s.grpc)
-	if err := errors.Join(s.openHTTP(c), s.Update(c)); err != nil {
+	s.openHTTP(c)
+	if err := s.Update(c); err != nil {
 		s.Close()
 		return nil, err
 	}

@@ -48,11 +48,8 @@ type handler struct {
 	maxBody  int
 }
 
-// NewHandler returns the endpoint's handler. serving reports whether the server takes requests.
-func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) (http.Handler, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
+// NewHandler returns the handler of a valid config. serving reports whether the server takes requests.
+func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) http.Handler {
 	c = c.WithDefaults()
 	h := &handler{chooser: chooser, sessions: requestkey.NewSessionKeys(HeaderSession), maxBody: c.MaxBodyBytes}
 	mux := http.NewServeMux()
@@ -71,7 +68,7 @@ func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) (http.H
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		unknownPath.write(w, "there are POST "+RoutePath+" and GET "+HealthPath)
 	})
-	return mux, nil
+	return mux
 }
 
 func (h *handler) route(w http.ResponseWriter, r *http.Request) {
