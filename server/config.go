@@ -2,7 +2,6 @@ package server
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -19,7 +18,6 @@ import (
 	"github.com/warmpath/warmpath/internal/admission"
 	"github.com/warmpath/warmpath/internal/cluster"
 	"github.com/warmpath/warmpath/internal/eventsource"
-	"github.com/warmpath/warmpath/internal/fleetfile"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/tokenize"
@@ -87,16 +85,10 @@ type Deployment struct {
 type Replicas []policy.Attributes
 
 // UnmarshalJSON implements [json.Unmarshaler], as strictly as a fleet file is read.
-func (r *Replicas) UnmarshalJSON(raw []byte) error {
-	if string(raw) == "null" {
-		return nil
+func (r *Replicas) UnmarshalJSON(raw []byte) (err error) {
+	if string(raw) != "null" {
+		*r, err = admission.Parse(slices.Concat([]byte(`{"replicas":`), raw, []byte("}")))
 	}
-	file, err := json.Marshal(map[string]json.RawMessage{"replicas": raw})
-	if err != nil {
-		return err
-	}
-	replicas, err := fleetfile.Parse(file)
-	*r = replicas
 	return err
 }
 
@@ -109,14 +101,10 @@ func (c Config) withDefaults() Config {
 	c.HTTP = c.HTTP.WithDefaults()
 	c.Deployments = maps.Clone(c.Deployments)
 	for name, d := range c.Deployments {
-		c.Deployments[name] = d.withDefaults()
+		d.Config = d.Config.WithDefaults()
+		c.Deployments[name] = d
 	}
 	return c
-}
-
-func (d Deployment) withDefaults() Deployment {
-	d.Config = d.Config.WithDefaults()
-	return d
 }
 
 const maxConfigBytes = 64 << 20
@@ -229,12 +217,9 @@ func (d *Deployment) validate() error {
 	if _, err := requestkey.ParseDialects(d.Dialects); err != nil {
 		return fmt.Errorf("dialects: %w", err)
 	}
-	if d.HealthCheck != 0 {
-		if err := durationWithin("health_check", d.HealthCheck, 100*time.Millisecond, time.Hour); err != nil {
-			return err
-		}
-	}
+	const longest = policy.Duration(time.Hour)
 	return cmp.Or(
+		durationWithin("health_check", cmp.Or(d.HealthCheck, longest), 100*time.Millisecond, time.Duration(longest)),
 		d.ReplicaTLS.validateForReplicas(), d.checkLoadPoll(),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)

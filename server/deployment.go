@@ -82,7 +82,6 @@ func newDeployment(
 type change struct {
 	deployment *deployment
 	config     Deployment
-	service    string         // the service config for watchers
 	router     *router.Router // nil = the Router stays
 	secures    bool           // certs replaces the certificates in force
 	certs      *certificates  // nil = plaintext
@@ -91,7 +90,7 @@ type change struct {
 // prepare builds what a config needs, and puts nothing into force. One goroutine at a time calls it and apply.
 func (d *deployment) prepare(c Deployment) (x *change, err error) {
 	x = &change{deployment: d, config: c, secures: !reflect.DeepEqual(c.ReplicaTLS, d.sources.config.ReplicaTLS)}
-	if x.service, err = serviceConfig(c.Config); err == nil && x.secures {
+	if x.secures {
 		x.certs, err = openCertificates(c.ReplicaTLS, "replica_tls", d.log)
 	}
 	if err == nil && !d.hosted.Load().suits(c.Config) {
@@ -158,10 +157,10 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 		d.hosted.Store(next)
 		before = old
 	}
-	if x.service != d.pushed.GetServiceConfig() {
-		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: x.service}
+	if service := serviceConfig(x.config.Config); service != d.pushed.GetServiceConfig() {
+		d.pushed = &warmpathv1.ConfigUpdate{Version: d.pushed.GetVersion() + 1, ServiceConfig: service}
+		d.peers.config = fmt.Sprintf("%x", xxh3.HashString128(service).Bytes())
 	}
-	d.peers.config = fmt.Sprintf("%x", xxh3.HashString128(x.service).Bytes())
 	d.sources.configure(x.config)
 	d.limits.Store(limits)
 	if !d.refleet() {

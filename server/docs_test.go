@@ -28,7 +28,7 @@ func TestServerConfigPage(t *testing.T) {
 	}
 	chapters := map[string]any{
 		"The file": Config{}.withDefaults(), "http": httpendpoint.Config{}.WithDefaults(),
-		"tls": TLS{}, "A principal": Principal{}, "A deployment": Deployment{}.withDefaults(),
+		"tls": TLS{}, "A principal": Principal{}, "A deployment": Deployment{Config: policy.Config{}.WithDefaults()},
 	}
 	described := map[reflect.Type]bool{reflect.TypeFor[policy.Config](): true, reflect.TypeFor[policy.Attributes](): true}
 	for heading, value := range chapters {

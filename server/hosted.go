@@ -92,11 +92,11 @@ func (h *hosted) needsPrompt() bool {
 func (h *hosted) policy() string { return *h.deciding.Load() }
 
 // serviceConfig is the config for a channel, without the sources of KV events and load: only the server asks replicas.
-func serviceConfig(c policy.Config) (string, error) {
+func serviceConfig(c policy.Config) string {
 	c.KVEvents, c.KVEventsReplay, c.LoadPoll = "", "", ""
 	type choice map[string]any
-	raw, err := json.Marshal(map[string]any{"loadBalancingConfig": []choice{{"warmpath": c}, {"round_robin": choice{}}}})
-	return string(raw), err
+	raw, _ := json.Marshal(map[string]any{"loadBalancingConfig": []choice{{"warmpath": c}, {"round_robin": choice{}}}})
+	return string(raw) // what was read can be written
 }
 
 // changed applies a replica's events: blocks are for the Router here, superblocks for those of the watchers. In a
