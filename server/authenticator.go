@@ -43,7 +43,7 @@ type authenticator struct {
 	moved        signal         // given after each change of permissions, and of the deployments there are
 	refused      rate.Sometimes // when refusals are logged
 
-	tokens []*fleetfile.Watcher // of their files; one goroutine at a time calls set and close, which use this
+	tokens []func() // end the watches of their files; one goroutine at a time calls set and close, which use this
 
 	// mu guards what follows. Only that of moved is taken under it.
 	mu         sync.Mutex
@@ -87,11 +87,11 @@ func (a *authenticator) set(c *Config) error {
 	}
 	a.close()
 	for i := range c.Principals {
-		path, first := c.Principals[i].TokenFile, true // the first reading is before WatchFile returns
+		path, first := c.Principals[i].TokenFile, true // the first reading is before Watch returns
 		if path == "" {
 			continue
 		}
-		a.tokens = append(a.tokens, fleetfile.WatchFile(path, func([]byte, error) {
+		a.tokens = append(a.tokens, fleetfile.Watch(path, func([]byte, error) {
 			if !first {
 				a.readTokens()
 			}
@@ -110,8 +110,8 @@ func (a *authenticator) readTokens() {
 }
 
 func (a *authenticator) close() {
-	for _, w := range a.tokens {
-		_ = w.Close()
+	for _, stop := range a.tokens {
+		stop()
 	}
 	a.tokens = nil
 }

@@ -154,8 +154,8 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 		return fmt.Errorf("listen: %w", err)
 	}
 	// Its first look is at what was just loaded, and changes nothing.
-	watcher := fleetfile.WatchFile(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
-	defer watcher.Close()
+	unwatch := fleetfile.Watch(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
+	defer unwatch()
 	failed := make(chan error, 3)
 	if first.HTTP.Listen != "" {
 		endpoint, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)

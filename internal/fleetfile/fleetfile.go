@@ -28,10 +28,11 @@ func Load(path string) ([]policy.Attributes, error) {
 	if err != nil {
 		return nil, err
 	}
-	return parseFile(path, data)
+	return ParseFile(path, data)
 }
 
-func parseFile(path string, data []byte) ([]policy.Attributes, error) {
+// ParseFile is Parse for the text of a file, which errors name.
+func ParseFile(path string, data []byte) ([]policy.Attributes, error) {
 	replicas, err := Parse(data)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)

@@ -26,8 +26,13 @@ type update struct {
 func follow(t *testing.T, path string, every time.Duration) <-chan update {
 	t.Helper()
 	ch := make(chan update, 1000)
-	w := watch(path, parsing(path, func(replicas []policy.Attributes, err error) { ch <- update{replicas, err} }), every)
-	t.Cleanup(func() { assert.NoError(t, w.Close()) })
+	t.Cleanup(watch(path, func(data []byte, err error) {
+		var replicas []policy.Attributes
+		if err == nil {
+			replicas, err = ParseFile(path, data)
+		}
+		ch <- update{replicas, err}
+	}, every))
 	return ch
 }
 
@@ -191,7 +196,7 @@ func TestWatchSameSizeAndTime(t *testing.T) {
 	}
 	put("one")
 	var got []string
-	w := &Watcher{path: path, on: func(data []byte, err error) {
+	w := &watcher{path: path, on: func(data []byte, err error) {
 		require.NoError(t, err)
 		got = append(got, string(data))
 	}}
@@ -238,13 +243,13 @@ func TestWatchManyChanges(t *testing.T) {
 	wg.Wait()
 }
 
-func TestWatchClose(t *testing.T) {
+func TestWatchStop(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	write(t, path, text("v1"))
 	calls := make(chan struct{}, 10)
 	enter, leave := make(chan struct{}), make(chan struct{})
 	var after bool
-	w := watch(path, func([]byte, error) {
+	stop := watch(path, func([]byte, error) {
 		calls <- struct{}{}
 		if len(calls) == 2 {
 			close(enter)
@@ -256,34 +261,34 @@ func TestWatchClose(t *testing.T) {
 	<-enter
 	closed := make(chan struct{})
 	go func() {
-		assert.NoError(t, w.Close())
+		stop()
 		close(closed)
 	}()
 	select {
 	case <-closed:
-		assert.Fail(t, "Close did not wait")
+		assert.Fail(t, "stop did not wait")
 	default:
 	}
 	close(leave)
 	<-closed
 	assert.True(t, after)
-	assert.NoError(t, w.Close(), "twice")
+	stop() // twice
 }
 
-// Close during changes leaks nothing, and no update follows it.
-func TestWatchCloseRace(t *testing.T) {
+// A stop during changes leaks nothing, and no update follows it.
+func TestWatchStopRace(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "fleet.yaml")
 	write(t, path, text("v0"))
 	for i := range 50 {
 		var mu sync.Mutex
 		over := false
-		w := watch(path, func([]byte, error) {
+		stop := watch(path, func([]byte, error) {
 			mu.Lock()
 			defer mu.Unlock()
 			assert.False(t, over)
 		}, quick)
 		write(t, path, text(fmt.Sprintf("v%d", i)))
-		require.NoError(t, w.Close())
+		stop()
 		mu.Lock()
 		over = true
 		mu.Unlock()

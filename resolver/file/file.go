@@ -30,8 +30,7 @@ func start(c *target.Channel) (stop func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	w := fleetfile.Watch(path, (&follower{Channel: c, path: path}).update)
-	return func() { _ = w.Close() }, nil
+	return fleetfile.Watch(path, (&follower{Channel: c, path: path}).update), nil
 }
 
 // check returns the path of a target, or what is wrong with it or with its file.
@@ -71,8 +70,12 @@ type follower struct {
 	replicas int   // in the last good fleet
 }
 
-// update receives the fleet, the first time from within Build.
-func (r *follower) update(replicas []policy.Attributes, err error) {
+// update receives the content, the first time from within start.
+func (r *follower) update(data []byte, err error) {
+	var replicas []policy.Attributes
+	if err == nil {
+		replicas, err = fleetfile.ParseFile(r.path, data)
+	}
 	was := r.err
 	r.err = err
 	if err != nil {
