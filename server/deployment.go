@@ -14,6 +14,7 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/grpc/codes"
 
+	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/sharedstore"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -285,21 +286,13 @@ func (t tasks) stop() {
 
 // start starts the tasks of a config.
 func (d *deployment) start(interval time.Duration, c Deployment) {
-	d.tasks.set("load_interval", interval, func(ctx context.Context) { d.beat(ctx, interval) })
+	d.tasks.set("load_interval", interval, func(ctx context.Context) {
+		_ = pause.For(ctx, interval) // the loop sees its end
+		for range pause.Every(ctx, interval) {
+			_ = shielded(d.log, "the end of an interval", func() error { d.tick(d.now()); return nil })
+		}
+	})
 	d.tasks.set("target", c.Target, func(ctx context.Context) { d.follow(ctx, c.Target) })
 	d.tasks.set("health_check", c.HealthCheck, func(ctx context.Context) { d.checkHealth(ctx, time.Duration(c.HealthCheck)) })
 	d.tasks.set("load_poll", []any{c.LoadPoll, c.LoadPages}, func(ctx context.Context) { d.pollLoad(ctx, &c) })
-}
-
-func (d *deployment) beat(ctx context.Context, every time.Duration) {
-	t := time.NewTicker(every)
-	defer t.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-t.C:
-			_ = shielded(d.log, "the end of an interval", func() error { d.tick(d.now()); return nil })
-		}
-	}
 }
