@@ -268,13 +268,7 @@ func (t tasks) set(name string, config any, run func(context.Context)) {
 		}
 		before.stop()
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	var done sync.WaitGroup
-	done.Go(func() { run(ctx) })
-	t[name] = task{config, func() {
-		cancel()
-		done.Wait()
-	}}
+	t[name] = task{config, pause.Run(run)}
 }
 
 // stop ends all of them.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"github.com/warmpath/warmpath/internal/pause"
@@ -42,17 +41,11 @@ func watch(path string, on func([]byte, error), every time.Duration) (stop func(
 	}
 	w.seen, _ = os.Stat(w.path)
 	w.read(time.Now())
-	ctx, cancel := context.WithCancel(context.Background())
-	var running sync.WaitGroup
-	running.Go(func() {
+	return pause.Run(func(ctx context.Context) {
 		for now := range pause.Every(ctx, every) {
 			w.look(now)
 		}
 	})
-	return func() {
-		cancel()
-		running.Wait()
-	}
 }
 
 // coarse is longer than the steps in which file systems keep times: within it a file may change without a trace.

@@ -4,6 +4,7 @@ package pause
 import (
 	"context"
 	"iter"
+	"sync"
 	"time"
 )
 
@@ -35,5 +36,16 @@ func Every(ctx context.Context, d time.Duration) iter.Seq[time.Time] {
 			case <-ctx.Done():
 			}
 		}
+	}
+}
+
+// Run runs f until stop is called, which waits for its end.
+func Run(f func(context.Context)) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { f(ctx) })
+	return func() {
+		cancel()
+		running.Wait()
 	}
 }

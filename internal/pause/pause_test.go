@@ -28,6 +28,20 @@ func TestFor(t *testing.T) {
 }
 
 // A loop that takes longer than the period goes on at once, and loses what it missed.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := false
+		stop := Run(func(ctx context.Context) {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			ended = true
+		})
+		stop()
+		assert.True(t, ended, "stop waits")
+		stop() // twice
+	})
+}
+
 func TestEvery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin, at := time.Now(), []time.Duration{}

@@ -54,6 +54,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/target"
 )
 
@@ -79,13 +80,7 @@ func register(scheme string, parse func(url.URL) (query, error)) {
 			return nil, fmt.Errorf("%s: %w", scheme, err)
 		}
 		s := &source{Channel: c, target: c.Target.String()}
-		ctx, cancel := context.WithCancel(context.Background())
-		var running sync.WaitGroup
-		running.Go(func() { s.run(ctx, q, api) })
-		return func() {
-			cancel()
-			running.Wait()
-		}, nil
+		return pause.Run(func(ctx context.Context) { s.run(ctx, q, api) }), nil
 	})
 }
 
