@@ -292,14 +292,8 @@ func dialReplica(m described, certs *certificates) (*grpc.ClientConn, error) {
 	if certs != nil {
 		secure = &rotating{credentials.NewTLS(certs.now()), certs}
 	}
-	opts := []grpc.DialOption{
-		grpc.WithTransportCredentials(secure),
-		target.Reconnect(500*time.Millisecond, 5*time.Second),
-	}
-	if m.ServerName != "" {
-		opts = append(opts, grpc.WithAuthority(m.ServerName))
-	}
-	return grpc.NewClient("passthrough:///"+m.Address, opts...)
+	return grpc.NewClient("passthrough:///"+m.Address, grpc.WithTransportCredentials(secure),
+		grpc.WithAuthority(m.ServerName), target.Reconnect(500*time.Millisecond, 5*time.Second))
 }
 
 // rotating are TLS credentials of a client. Each handshake uses the certificates in force.

@@ -17,33 +17,28 @@ const maxReplicas = 100_000
 // members is the fleet: the replicas that the server names, and others that stay. It is used with view.mu held.
 type members struct {
 	named map[uint32]replica
-	kept  map[string]keeping // by id; not named
+	kept  map[string]replica // by id; not named
 	known bool               // anything at all
 }
 
 // A replica is one as the server describes it.
 type replica struct {
 	policy.Attributes
-	kvTokens int // size of its cache
-}
-
-// keeping is a replica that the server does not name.
-type keeping struct {
-	policy.Attributes
-	until time.Time // it stays at least as long; zero: it was named, and is not any more
+	kvTokens int       // size of its cache
+	until    time.Time // one that is not named stays at least as long; zero: it was named, and is not any more
 }
 
 // forever is how long replicas stay until a server has named any.
 var forever = time.Unix(1<<40, 0)
 
 func newMembers() members {
-	return members{named: make(map[uint32]replica), kept: make(map[string]keeping)}
+	return members{named: make(map[uint32]replica), kept: make(map[string]replica)}
 }
 
 // recall begins with what was known before.
 func (m *members) recall(replicas []policy.Attributes) {
 	for _, r := range replicas {
-		m.kept[r.ID] = keeping{r, forever}
+		m.kept[r.ID] = replica{Attributes: r, until: forever}
 	}
 	m.known = true
 }
@@ -52,7 +47,8 @@ func (m *members) recall(replicas []policy.Attributes) {
 // any, however long that takes.
 func (m *members) restart() {
 	for _, r := range m.named {
-		m.kept[r.ID] = keeping{r.Attributes, forever}
+		r.until = forever
+		m.kept[r.ID] = r
 	}
 	clear(m.named)
 }
@@ -81,7 +77,7 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 	for _, n := range left {
 		if r, ok := m.named[n]; ok {
 			delete(m.named, n)
-			m.kept[r.ID] = keeping{Attributes: r.Attributes}
+			m.kept[r.ID] = r
 		}
 	}
 	for _, p := range u.GetReplicas() {
@@ -94,7 +90,7 @@ func (m *members) take(u *warmpathv1.FleetUpdate) (left []uint32, err error) {
 			continue
 		}
 		if old, ok := m.named[p.GetNumber()]; ok && old.ID != r.ID {
-			m.kept[old.ID] = keeping{Attributes: old.Attributes}
+			m.kept[old.ID] = old
 		}
 		m.named[p.GetNumber()] = r
 	}
@@ -113,7 +109,7 @@ func (m *members) settle(now time.Time, connected func(id string) bool) (changed
 		}
 	}
 	before := len(m.kept)
-	maps.DeleteFunc(m.kept, func(id string, k keeping) bool {
+	maps.DeleteFunc(m.kept, func(id string, k replica) bool {
 		return !now.Before(k.until) && (reached || !connected(id))
 	})
 	return len(m.kept) != before

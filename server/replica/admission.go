@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"google.golang.org/grpc"
@@ -53,12 +54,8 @@ var own = []string{"/grpc.health.", "/grpc.reflection.", "/grpc.channelz.", "/xd
 
 // counts reports whether a method is a call for the model.
 func (r *Replica) counts(method string) bool {
-	for _, prefix := range own {
-		if strings.HasPrefix(method, prefix) {
-			return false
-		}
-	}
-	return r.cfg.Counts == nil || r.cfg.Counts(method)
+	grpcs := slices.ContainsFunc(own, func(prefix string) bool { return strings.HasPrefix(method, prefix) })
+	return !grpcs && (r.cfg.Counts == nil || r.cfg.Counts(method))
 }
 
 // enter counts a call in, unless as many as may be are under way: those are n. The comparison and the count are one
