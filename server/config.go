@@ -85,10 +85,12 @@ type Deployment struct {
 type Replicas []policy.Attributes
 
 // UnmarshalJSON implements [json.Unmarshaler], as strictly as a fleet file is read.
-func (r *Replicas) UnmarshalJSON(raw []byte) (err error) {
-	if string(raw) != "null" {
-		*r, err = admission.Parse(slices.Concat([]byte(`{"replicas":`), raw, []byte("}")))
+func (r *Replicas) UnmarshalJSON(raw []byte) error {
+	if string(raw) == "null" {
+		return nil
 	}
+	replicas, err := admission.Parse(slices.Concat([]byte(`{"replicas":`), raw, []byte("}")))
+	*r = replicas
 	return err
 }
 
