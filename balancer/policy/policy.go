@@ -77,7 +77,8 @@ func New(name string, config json.RawMessage) (Policy, error) {
 }
 
 // Names returns the names of all policies, sorted.
-func Names() (names []string) {
+func Names() []string {
+	var names []string
 	for name := range registry.Range {
 		names = append(names, name.(string))
 	}
