@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"sync"
 	"time"
 )
 
@@ -17,15 +18,11 @@ func serveHTTP(ctx context.Context, address string, h http.Handler, write time.D
 	}
 	s := &http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: write, IdleTimeout: time.Minute,
 		MaxHeaderBytes: 16 << 10}
-	served := make(chan struct{})
-	go func() {
-		defer close(served)
-		_ = s.Serve(lis) // until end
-	}()
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = s.Serve(lis) }) // until end
 	end = func(context.Context) error {
-		err := s.Close()
-		<-served
-		return err
+		defer serving.Wait()
+		return s.Close()
 	}
 	return lis.Addr(), end, nil
 }

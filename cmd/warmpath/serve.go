@@ -148,7 +148,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 		return err
 	}
 	defer s.Close()
-	keda.Register(endpoint.Of(s), c.Context().Done())
+	keda.Register(c.Context(), endpoint.Of(s))
 	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.Listen)
 	if err != nil {
 		return fmt.Errorf("listen: %w", err)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/warmpath/warmpath/internal/pause"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -59,43 +60,36 @@ func newTop() *cobra.Command {
 
 // run looks until the context ends, or once. Beside JSON, which is for programs, errors go to stderr.
 func (t *top) run(ctx context.Context, client warmpathv1.StatusServiceClient, w, stderr io.Writer) error {
-	now, err := t.look(ctx, client)
-	if err != nil {
-		return err
-	}
-	if t.once {
-		return t.print(w, now, nil)
-	}
-	s := newScreen(w)
-	defer s.close()
-	tick := time.NewTicker(t.interval)
-	defer tick.Stop()
-	before := now
-	for {
-		if err == nil {
-			err = s.show(func(w io.Writer) error { return t.print(w, now, before) })
-		} else {
-			err = s.show(func(w io.Writer) error {
-				if t.json {
-					w = stderr
-				}
-				_, e := fmt.Fprintf(w, "%s; asking again every %v\n", printable(err.Error()), t.interval)
-				return e
-			})
+	var s *screen
+	var before *warmpathv1.GetStatusResponse
+	for range pause.Every(ctx, t.interval) {
+		now, failed := t.look(ctx, client)
+		switch {
+		case before == nil && failed != nil:
+			return failed
+		case t.once:
+			return t.print(w, now, nil)
+		case s == nil:
+			s = newScreen(w)
+			defer s.close()
 		}
-		if err != nil {
-			return err // of writing
+		if err := s.show(func(w io.Writer) error {
+			if failed == nil {
+				return t.print(w, now, before)
+			}
+			if t.json {
+				w = stderr
+			}
+			_, err := fmt.Fprintf(w, "%s; asking again every %v\n", printable(failed.Error()), t.interval)
+			return err
+		}); err != nil {
+			return err
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		var next *warmpathv1.GetStatusResponse
-		if next, err = t.look(ctx, client); err == nil {
-			before, now = now, next
+		if failed == nil {
+			before = now
 		}
 	}
+	return nil
 }
 
 // look asks the server.

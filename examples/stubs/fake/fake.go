@@ -31,7 +31,7 @@ type Server struct {
 
 	addr string
 	grpc *grpc.Server
-	done chan struct{}
+	work sync.WaitGroup
 
 	mu    sync.Mutex // guards what follows
 	seen  map[string]bool
@@ -56,15 +56,12 @@ func Start() (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{addr: lis.Addr().String(), grpc: grpc.NewServer(), done: make(chan struct{}), seen: make(map[string]bool)}
+	s := &Server{addr: lis.Addr().String(), grpc: grpc.NewServer(), seen: make(map[string]bool)}
 	s.sglang.Server, s.chat.Server = s, s
 	vllmpb.RegisterVllmEngineServer(s.grpc, s)
 	sglangpb.RegisterSglangSchedulerServer(s.grpc, s.sglang)
 	chatpb.RegisterChatServiceServer(s.grpc, s.chat)
-	go func() {
-		defer close(s.done)
-		_ = s.grpc.Serve(lis) // ends with Stop
-	}()
+	s.work.Go(func() { _ = s.grpc.Serve(lis) }) // ends with Stop
 	return s, nil
 }
 
@@ -102,7 +99,7 @@ func (s *Server) Calls() int {
 // Stop closes every connection and waits for the server's end.
 func (s *Server) Stop() {
 	s.grpc.Stop()
-	<-s.done
+	s.work.Wait()
 }
 
 // remember takes a prompt into the memory, and returns how many tokens it has and

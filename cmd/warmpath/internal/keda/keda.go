@@ -16,6 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
 	"github.com/warmpath/warmpath/internal/endpoint"
+	"github.com/warmpath/warmpath/internal/pause"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -69,8 +70,8 @@ func sum[N uint32 | uint64](d *warmpathv1.DeploymentStatus, of func(*warmpathv1.
 type scaler struct {
 	externalscaler.UnimplementedExternalScalerServer
 	host  endpoint.Host
-	done  <-chan struct{}
-	every time.Duration // between two looks at whether there is work
+	until context.Context // ends streams
+	every time.Duration   // between two looks at whether there is work
 	now   func() time.Time
 
 	mu      sync.Mutex         // guards missing
@@ -86,13 +87,13 @@ type missing struct {
 // recent is how long a deployment is active after a pick that found no replica: several of KEDA's polls, each 30 s.
 const recent = 2 * time.Minute
 
-// Register adds the scaler to a look-aside server. Its streams end when done is closed.
-func Register(host endpoint.Host, done <-chan struct{}) {
-	externalscaler.RegisterExternalScalerServer(host.Services(), newScaler(host, done, time.Second))
+// Register adds the scaler to a look-aside server. Its streams end with the context.
+func Register(until context.Context, host endpoint.Host) {
+	externalscaler.RegisterExternalScalerServer(host.Services(), newScaler(until, host, time.Second))
 }
 
-func newScaler(host endpoint.Host, done <-chan struct{}, every time.Duration) *scaler {
-	return &scaler{host: host, done: done, every: every, now: time.Now, missing: make(map[string]missing)}
+func newScaler(until context.Context, host endpoint.Host, every time.Duration) *scaler {
+	return &scaler{host: host, until: until, every: every, now: time.Now, missing: make(map[string]missing)}
 }
 
 // parse returns the numbers of a trigger's metadata by key: the targets, and the speed.
@@ -170,25 +171,23 @@ func (s *scaler) IsActive(ctx context.Context, ref *externalscaler.ScaledObjectR
 func (s *scaler) StreamIsActive(
 	ref *externalscaler.ScaledObjectRef, stream grpc.ServerStreamingServer[externalscaler.IsActiveResponse],
 ) error {
-	looks := time.NewTicker(s.every)
-	defer looks.Stop()
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(s.until, cancel)()
 	var sent *externalscaler.IsActiveResponse
-	for {
-		now, err := s.IsActive(stream.Context(), ref)
+	for range pause.Every(ctx, s.every) {
+		now, err := s.IsActive(ctx, ref)
 		if err == nil && (sent == nil || now.GetResult() != sent.GetResult()) {
 			sent, err = now, stream.Send(now)
 		}
 		if err != nil {
 			return err
 		}
-		select {
-		case <-looks.C:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		case <-s.done:
-			return status.Error(codes.Unavailable, "the server is shutting down")
-		}
 	}
+	if err := stream.Context().Err(); err != nil {
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.Unavailable, "the server is shutting down")
 }
 
 // GetMetricSpec returns the metrics that have a target.

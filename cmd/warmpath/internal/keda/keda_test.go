@@ -36,7 +36,7 @@ type fixture struct {
 	externalscaler.ExternalScalerClient
 	routing warmpathv1.RoutingServiceClient
 	server  *server.Server
-	done    chan struct{}
+	end     context.CancelFunc
 	passed  atomic.Int64 // nanoseconds since the start, for the scaler
 }
 
@@ -44,11 +44,13 @@ func start(t *testing.T, config string) *fixture {
 	t.Helper()
 	c, err := server.ParseConfig([]byte(config))
 	require.NoError(t, err)
-	f := &fixture{done: make(chan struct{})}
+	f := &fixture{}
+	until, end := context.WithCancel(context.Background())
+	f.end = end
 	f.server, err = server.New(c, server.Options{Logger: slog.New(slog.DiscardHandler)})
 	require.NoError(t, err)
 	host := endpoint.Of(f.server)
-	scaler := newScaler(host, f.done, time.Millisecond)
+	scaler := newScaler(until, host, time.Millisecond)
 	began := time.Now()
 	scaler.now = func() time.Time { return began.Add(time.Duration(f.passed.Load())) }
 	externalscaler.RegisterExternalScalerServer(host.Services(), scaler)
@@ -168,7 +170,7 @@ func TestActive(t *testing.T) {
 	}}})
 	require.NoError(t, err)
 	require.False(t, next())
-	close(f.done)
+	f.end()
 	_, err = stream.Recv()
 	require.Equal(t, codes.Unavailable, status.Code(err))
 	require.NoError(t, f.server.Shutdown(t.Context()), "no stream holds it up")

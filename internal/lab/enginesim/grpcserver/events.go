@@ -1,6 +1,8 @@
 package grpcserver
 
 import (
+	"context"
+
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -24,22 +26,18 @@ func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest,
 	if err != nil {
 		return err
 	}
-	for {
-		batches, after, more := log.From(next)
-		for i := range batches {
-			if err := stream.Send(batchOf(&batches[i])); err != nil {
-				return err
-			}
-		}
-		next = after
-		select {
-		case <-more:
-		case <-stream.Context().Done():
-			return status.FromContextError(stream.Context().Err()).Err()
-		case <-e.srv.stopping.Done():
-			return status.Error(codes.Unavailable, "the engine is stopping")
+	ctx, cancel := context.WithCancel(stream.Context())
+	defer cancel()
+	defer context.AfterFunc(e.srv.stopping, cancel)()
+	for b := range log.Follow(ctx, next) {
+		if err := stream.Send(batchOf(b)); err != nil {
+			return err
 		}
 	}
+	if err := stream.Context().Err(); err != nil {
+		return status.FromContextError(err).Err()
+	}
+	return status.Error(codes.Unavailable, "the engine is stopping")
 }
 
 // firstBatch is the log's number of the first batch to send to a subscriber that has all up to a number.

@@ -38,14 +38,13 @@ func (s *Server) run(ctx context.Context, p prompt, on func(c *enginesim.Call, f
 	if err := checkRank(ctx); err != nil {
 		return err
 	}
-	if err := s.enter(ctx); err != nil {
+	if err := s.enter(ctx, p.leg); err != nil {
 		return err
 	}
 	defer s.leave()
 	if p.id == "" {
 		p.id = "enginesim-" + strconv.FormatUint(s.fresh.Add(1), 10)
 	}
-	s.count(p.leg)
 	req := s.request(&p)
 	defer p.leg.end()
 	if err := p.leg.begin(ctx, p.id, &req); err != nil {

@@ -93,10 +93,9 @@ type Server struct {
 	addr     net.Addr
 	driver   *enginesim.Driver
 	kv       *kvSide        // nil without a role
-	work     sync.WaitGroup // goroutines of legs
+	work     sync.WaitGroup // the server's goroutine, and those of legs
 	grpc     *grpc.Server
 	health   *health.Server
-	served   chan struct{}
 	fresh    atomic.Uint64   // ids given to requests without one
 	stopping context.Context // ends with Stop and Kill: streams of events would never end by themselves
 	stop     context.CancelFunc
@@ -129,7 +128,7 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(), served: make(chan struct{}),
+		cfg: c, addr: lis.Addr(), driver: d, health: health.NewServer(),
 		grpc:    grpc.NewServer(grpc.MaxRecvMsgSize(MaxMessage), grpc.MaxSendMsgSize(MaxMessage), grpc.WaitForHandlers(true)),
 		tracked: map[*tracked]struct{}{},
 	}
@@ -149,11 +148,7 @@ func Start(lis net.Listener, c Config) (*Server, error) {
 		s.health.SetServingStatus(name, healthpb.HealthCheckResponse_SERVING)
 	}
 	reflection.Register(s.grpc)
-	go func() {
-		defer close(s.served)
-		// It ends with Stop or Kill; if the listener fails, the server is as good as killed.
-		_ = s.grpc.Serve(lis)
-	}()
+	s.work.Go(func() { _ = s.grpc.Serve(lis) }) // until Stop or Kill; where the listener fails, it is as good as killed
 	return s, nil
 }
 
@@ -190,7 +185,6 @@ func (s *Server) Stop(ctx context.Context) {
 // Kill closes every connection at once, as a crash would.
 func (s *Server) Kill() {
 	s.cut()
-	<-s.served
 	s.work.Wait()
 	s.driver.Close()
 }
@@ -213,22 +207,8 @@ func (s *Server) cut() {
 // model is the name of the model.
 func (s *Server) model() string { return cmp.Or(s.cfg.ServedModel, s.driver.Config().Preset) }
 
-// count counts a call by what it is of a request.
-func (s *Server) count(l *leg) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case l == nil:
-		s.counts.Whole++
-	case l.prefill:
-		s.counts.Prefills++
-	default:
-		s.counts.Decodes++
-	}
-}
-
-// enter counts a call in, or refuses it because the server is full.
-func (s *Server) enter(ctx context.Context) error {
+// enter counts a call in, which is a leg or a whole request, or refuses it because the server is full.
+func (s *Server) enter(ctx context.Context, l *leg) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := s.counts.Ongoing; s.cfg.MaxOngoing > 0 && n >= s.cfg.MaxOngoing {
@@ -238,6 +218,14 @@ func (s *Server) enter(ctx context.Context) error {
 		return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d", n, s.cfg.MaxOngoing)
 	}
 	s.counts.Ongoing++
+	switch {
+	case l == nil:
+		s.counts.Whole++
+	case l.prefill:
+		s.counts.Prefills++
+	default:
+		s.counts.Decodes++
+	}
 	return nil
 }
 

@@ -1,6 +1,8 @@
 package kvpublish
 
 import (
+	"context"
+	"iter"
 	"sync"
 	"time"
 
@@ -105,6 +107,26 @@ func (l *Log) From(seq uint64) (batches []Batch, next uint64, more <-chan struct
 		batches = l.batches[max(seq, first)-first:]
 	}
 	return batches[:len(batches):len(batches)], l.next, l.more
+}
+
+// Follow yields the batches from a number on that are still there, and then each that comes, until the context ends.
+func (l *Log) Follow(ctx context.Context, seq uint64) iter.Seq[*Batch] {
+	return func(yield func(*Batch) bool) {
+		for {
+			batches, next, more := l.From(seq)
+			for i := range batches {
+				if !yield(&batches[i]) {
+					return
+				}
+			}
+			seq = next
+			select {
+			case <-more:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }
 
 // Next is the number of the next batch.

@@ -99,20 +99,8 @@ func (p *Publisher) publish(conn *zmq4.Conn) {
 		<-ctx.Done()
 		return
 	}
-	for next := p.log.Next(); ; {
-		batches, after, more := p.log.From(next)
-		for i := range batches {
-			if p.c.Drop != nil && p.c.Drop(batches[i].Seq) {
-				continue
-			}
-			if p.send(conn, []byte(p.c.Topic), &batches[i]) != nil {
-				return
-			}
-		}
-		next = after
-		select {
-		case <-more:
-		case <-ctx.Done():
+	for b := range p.log.Follow(ctx, p.log.Next()) {
+		if (p.c.Drop == nil || !p.c.Drop(b.Seq)) && p.send(conn, []byte(p.c.Topic), b) != nil {
 			return
 		}
 	}
