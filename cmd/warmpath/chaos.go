@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -92,11 +91,9 @@ func newChaos() *cobra.Command {
 
 func chaosScenarios() string {
 	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	for _, s := range chaos.Scenarios {
-		fmt.Fprintf(w, "  %s\t%s\n", s.Name, s.What)
+		fmt.Fprintf(&b, "  %-15s  %s\n", s.Name, s.What)
 	}
-	w.Flush() //nolint:errcheck // Into memory.
 	return strings.TrimRight(b.String(), "\n")
 }
 

@@ -62,5 +62,17 @@ func required(c *cobra.Command, names ...string) error {
 	return nil
 }
 
+// setDefaults sets flags that were not given.
+func setDefaults(f *pflag.FlagSet, values map[string]string) error {
+	for name, value := range values {
+		if !f.Changed(name) {
+			if err := f.Set(name, value); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // first returns the first error.
 func first(errs ...error) error { return cmp.Or(errs...) }

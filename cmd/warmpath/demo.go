@@ -68,19 +68,13 @@ func (d *demo) divide(c *cobra.Command) error {
 	if f.Changed("mode") {
 		return usagef("--disaggregated: it does not go with --mode")
 	}
-	for name, value := range map[string]string{
+	err := setDefaults(f, map[string]string{
 		"policies": "prefix_cache_affinity", "workload": "agents", "replicas": "8", "speed": "10",
-	} {
-		if !f.Changed(name) {
-			if err := f.Set(name, value); err != nil {
-				return err
-			}
-		}
-	}
-	if d.engines < 2 {
+	})
+	if err == nil && d.engines < 2 {
 		return usagef("--disaggregated: --replicas is %d, and there must be 2 at least", d.engines)
 	}
-	return nil
+	return err
 }
 
 func (d *demo) check() error {

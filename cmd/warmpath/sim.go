@@ -116,8 +116,7 @@ func (s *simulate) check(c *cobra.Command) error {
 		someOf("policies", s.policies, sim.Policies()),
 		atLeast("seeds", s.seeds, 1), atLeast("copies", s.traffic.Copies, 1), positive("load", s.load),
 		positive("rate-scale", s.rateScale), atLeast("rate", s.perSecond, 0), atLeast("jitter", s.traffic.Jitter, 0),
-		atLeast("warmup", s.WarmUp, 0), atLeast("patience", s.Patience, 0),
-		atLeast("max-ongoing", s.Channel.MaxOngoingRequests, 0),
+		atLeast("warmup", s.WarmUp, 0), atLeast("max-ongoing", s.Channel.MaxOngoingRequests, 0),
 		atLeast("max-queued", float64(s.Channel.MaxQueuedRequests), -1),
 		positive("good-ttft", s.Targets.TTFT), positive("good-tpot", s.Targets.TPOT),
 		atLeast("broadcast-interval", s.Interval, time.Millisecond),
@@ -130,8 +129,6 @@ func (s *simulate) check(c *cobra.Command) error {
 		return usagef("--load, --rate-scale, --rate: give one of them")
 	case math.IsInf(s.perSecond, 0):
 		return usagef("--rate: %v is no rate", s.perSecond)
-	case s.Channel.MaxOngoingRequests == 0 && (s.Channel.MaxQueuedRequests != 0 || s.Patience != 0):
-		return usagef("--max-queued, --patience: nothing waits without --max-ongoing")
 	case s.seeds > maxSeeds:
 		return usagef("--seeds: %d are more than %d", s.seeds, maxSeeds)
 	case s.traffic.Copies > maxCopies:
@@ -142,7 +139,7 @@ func (s *simulate) check(c *cobra.Command) error {
 	if s.Engines, err = s.engines.check(); err != nil {
 		return err
 	}
-	if err := s.checkRoles(); err != nil {
+	if err := s.checkConfigs(); err != nil {
 		return err
 	}
 	if s.trace == "" {
@@ -158,22 +155,19 @@ func (s *simulate) check(c *cobra.Command) error {
 	return nil
 }
 
-// checkRoles sees to it that there are such roles, and such rules for them.
-func (s *simulate) checkRoles() error {
+// checkConfigs checks the roles, and what is run with each policy.
+func (s *simulate) checkConfigs() error {
 	for role := range s.roles {
 		if err := oneOf("roles", role, []string{policy.RolePrefill, policy.RoleDecode}); err != nil {
 			return err
 		}
-	}
-	if len(s.roles) == 0 {
-		return nil
 	}
 	s.Prefill, s.Decode = s.roles[policy.RolePrefill], s.roles[policy.RoleDecode]
 	for _, name := range s.policies {
 		config := s.Config
 		config.Channel.Policy.Name = name
 		if err := config.Check(); err != nil {
-			return usagef("--roles: %w", err)
+			return usageError{err}
 		}
 	}
 	return someOf("split", s.splits, baseline.Splits)

@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -15,13 +14,6 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/sim"
 	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
 	"github.com/warmpath/warmpath/internal/lab/workload"
-)
-
-// Defaults where --matrix is given: shorter runs than of a single cell, and more of them.
-const (
-	matrixDuration = 11 * time.Minute
-	matrixWarmUp   = 3 * time.Minute
-	matrixSeeds    = 5
 )
 
 // builtinMatrix is the name of the project's own cells.
@@ -100,20 +92,11 @@ func (m *matrixFlags) cells() ([]matrix.Cell, error) {
 
 // runMatrix is sim with --matrix.
 func (s *simulate) runMatrix(ctx context.Context, c *cobra.Command) error {
-	set := c.Flags().Changed
-	if !set("policies") {
-		s.policies = sim.Policies()
-	}
-	if !set("seeds") {
-		s.seeds = matrixSeeds
-	}
-	if !set("duration") {
-		s.traffic.Workload.Duration = matrixDuration
-	}
-	if !set("warmup") {
-		s.WarmUp = matrixWarmUp
-	}
-	err := first(required(c, "results"), someOf("policies", s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1),
+	err := first(
+		setDefaults(c.Flags(), map[string]string{ // shorter runs than of a single cell, and more of them
+			"policies": strings.Join(sim.Policies(), ","), "seeds": "5", "duration": "11m", "warmup": "3m",
+		}),
+		required(c, "results"), someOf("policies", s.policies, sim.Policies()), atLeast("seeds", s.seeds, 1),
 		atLeast("workers", s.many.workers, 1))
 	switch {
 	case err != nil:

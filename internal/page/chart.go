@@ -168,7 +168,7 @@ func short(x float64) string {
 }
 
 // count writes a whole number with commas.
-func count[N uint32 | uint64 | int](n N) string {
+func count(n any) string {
 	text := fmt.Sprint(n)
 	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {
 		text = text[:i] + "," + text[i:]
@@ -209,6 +209,6 @@ func Components() *template.Template {
 	return template.Must(template.New("components").Funcs(template.FuncMap{
 		"style": func() template.CSS { return template.CSS(style) },
 		"draw":  Chart.draw, "percent": func(part, all float64) string { return percentage(share(part, all)) },
-		"count": func(n uint64) string { return count(n) }, "count32": func(n uint32) string { return count(n) },
+		"count": count,
 	}).Parse(componentText))
 }

@@ -293,8 +293,8 @@ func (s *Source) pull(ctx context.Context, q *request, out *json.Encoder) error 
 
 // join finds the leg of a pull and counts the pull in. It returns no leg and no error if the context has ended.
 func (s *Source) join(ctx context.Context, q *request) (*Leg, error) {
-	timeout := time.NewTimer(s.timeout)
-	defer timeout.Stop()
+	within, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
 	for {
 		s.mu.Lock()
 		l, news := s.legs[q.Key], s.news
@@ -309,15 +309,15 @@ func (s *Source) join(ctx context.Context, q *request) (*Leg, error) {
 		if l != nil {
 			return l, nil
 		}
-		if !q.Wait {
+		switch {
+		case ctx.Err() != nil:
+			return nil, nil
+		case !q.Wait, within.Err() != nil:
 			return nil, ErrUnknown
 		}
 		select {
 		case <-news:
-		case <-timeout.C:
-			return nil, ErrUnknown
-		case <-ctx.Done():
-			return nil, nil
+		case <-within.Done():
 		}
 	}
 }
