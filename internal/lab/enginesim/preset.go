@@ -98,6 +98,16 @@ func (w *Work) decode(ctx int) {
 	w.Context += ctx
 }
 
+// Prefill is how long an idle engine computes a prompt, in passes of so many tokens at most.
+func (p *Preset) Prefill(tokens, budget int) (took time.Duration) {
+	for done := 0; done < tokens; done += budget {
+		var w Work
+		w.chunk(min(budget, tokens-done), done)
+		took += p.Pass(w)
+	}
+	return took
+}
+
 // Pass is how long a pass with this work takes.
 func (p *Preset) Pass(w Work) time.Duration {
 	var s float64

@@ -22,7 +22,7 @@ import (
 )
 
 // capacityVersion is raised when engines or arrivals change so that remembered capacities no longer hold.
-const capacityVersion = 2
+const capacityVersion = 3
 
 // capacitySeed makes the workload of which the capacity is found, so that all seeds run at the same rate.
 const capacitySeed = 1
@@ -44,6 +44,9 @@ type Search struct {
 	Progress func(rate float64)
 }
 
+// remembered is the content of a capacity's file.
+type remembered struct{ Rate float64 }
+
 // Capacity finds it by bisection to 3 %, or remembers it.
 func Capacity(ctx context.Context, s Search) (float64, error) {
 	c, err := Config{
@@ -58,9 +61,9 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 		if file, err = s.file(c); err != nil {
 			return 0, err
 		}
-		var known float64
-		if b, err := os.ReadFile(file); err == nil && json.Unmarshal(b, &known) == nil && known > 0 {
-			return known, nil
+		var known remembered
+		if b, err := os.ReadFile(file); err == nil && json.Unmarshal(b, &known) == nil && known.Rate > 0 {
+			return known.Rate, nil
 		}
 	}
 	for _, e := range c.Engines {
@@ -71,7 +74,7 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 		return 0, fmt.Errorf("capacity of %d engines: %w", s.Replicas, err)
 	}
 	if file != "" {
-		_ = SaveJSON(file, rate) // a cache that cannot be written is none
+		_ = SaveJSON(file, remembered{rate}) // a cache that cannot be written is none
 	}
 	return rate, nil
 }
@@ -80,22 +83,9 @@ func Capacity(ctx context.Context, s Search) (float64, error) {
 // ones are no policy's fault, and a capacity that counted them would be that of an idle fleet. The config has its
 // defaults filled in.
 func longest(c enginesim.Config, good drive.Targets) int {
+	preset, _ := enginesim.FindPreset(c.Preset) // the config was checked
 	return sort.Search(c.MaxModelLen-1, func(i int) bool {
-		q := workload.Request{ID: "alone", PromptTokens: i + 1, OutputTokens: 1,
-			Segments: []workload.Segment{{Seed: 1, Len: int32(i + 1)}}}
-		e, err := enginesim.New(c)
-		if err != nil {
-			return true // never: the config was checked
-		}
-		seq, err := e.Submit(0, enginesim.FromWorkload(&q, c.BlockSize))
-		if err != nil {
-			return true // never: it fits
-		}
-		for at, busy := e.NextStep(); busy; at, busy = e.NextStep() {
-			e.Step(at)
-		}
-		result := seq.Result()
-		return !good.Good(result.TTFT(), 0)
+		return !good.Good(preset.Prefill(i+1, c.MaxBatchedTokens), 0)
 	})
 }
 
@@ -190,7 +180,7 @@ func (s *Search) file(c Config) (string, error) {
 	return filepath.Join(s.Dir, "capacity-"+hex.EncodeToString(h.Sum(nil)[:16])+".json"), nil
 }
 
-// SaveJSON writes a file as a whole or not at all.
+// SaveJSON writes an object to a file, in one piece. What reads it takes a file that broke off for none: it is no JSON.
 func SaveJSON(path string, v any) error {
 	b, err := json.Marshal(v)
 	if err != nil {
@@ -199,16 +189,5 @@ func SaveJSON(path string, v any) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
-	tmp, err := os.CreateTemp(filepath.Dir(path), ".tmp-*")
-	if err != nil {
-		return err
-	}
-	_, err = tmp.Write(b)
-	if err = errors.Join(err, tmp.Close()); err == nil {
-		err = os.Rename(tmp.Name(), path)
-	}
-	if err != nil {
-		os.Remove(tmp.Name()) //nolint:errcheck // The first error is the one to report.
-	}
-	return err
+	return os.WriteFile(path, b, 0o644)
 }
