@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	_ "net/http/pprof" // adds its pages to http.DefaultServeMux, which is served where --pprof asks for them
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -126,4 +128,23 @@ func exported(signal string) bool {
 	asked := cmp.Or(os.Getenv("OTEL_"+signal+"_EXPORTER"), os.Getenv("OTEL_EXPORTER_OTLP_ENDPOINT"),
 		os.Getenv("OTEL_EXPORTER_OTLP_"+signal+"_ENDPOINT"))
 	return asked != "" && asked != "none" && os.Getenv("OTEL_SDK_DISABLED") != "true"
+}
+
+// serveHTTP serves at an address until the function that it returns is called. An answer may take as long as write;
+// 0 is no bound.
+func serveHTTP(ctx context.Context, address string, h http.Handler, write time.Duration) (at net.Addr,
+	end func(context.Context) error, err error) {
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return nil, nil, err
+	}
+	s := &http.Server{Handler: h, ReadTimeout: 10 * time.Second, WriteTimeout: write, IdleTimeout: time.Minute,
+		MaxHeaderBytes: 16 << 10}
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = s.Serve(lis) }) // until end
+	end = func(context.Context) error {
+		defer serving.Wait()
+		return s.Close()
+	}
+	return lis.Addr(), end, nil
 }

@@ -6,6 +6,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"syscall"
@@ -141,4 +143,21 @@ func flagNames(c *cobra.Command) string {
 	var names []string
 	c.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, "--"+f.Name) })
 	return strings.Join(names, ", ")
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		RunE: func(c *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(c.OutOrStdout(), "warmpath", version())
+			return err
+		},
+	}
+}
+
+// version is the module's, with the revision that it was built from where Go has it.
+func version() string {
+	info, _ := debug.ReadBuildInfo() // every program that is built with modules has it
+	return cmp.Or(info.Main.Version, "(devel)") + " " + info.GoVersion
 }
