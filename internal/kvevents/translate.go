@@ -11,7 +11,7 @@ import (
 const (
 	// MaxBlockTokens is the largest block that is understood.
 	MaxBlockTokens = 256
-	// workPiece is how many blocks are worked through before their changes are passed on and the context is looked at.
+	// workPiece is how many events are worked through before their changes are passed on.
 	workPiece = 1024
 	// maxGroups bounds the groups remembered; models have a few.
 	maxGroups = 64
@@ -32,40 +32,18 @@ type translator struct {
 	lower   policy.Tier  // the slowest tier that was ever reported
 	changes changes
 	local   []uint64 // one hash, reused
-
-	// Of the message under way.
-	ctx   context.Context
-	steps int
 }
 
 // apply takes events in and passes on what they change, in pieces. It stops when the context ends.
 func (t *translator) apply(ctx context.Context, events []Event) {
-	t.ctx = ctx
-	for i := range events {
-		if !t.step() {
-			return
+	for piece := range slices.Chunk(events, workPiece) {
+		for i := range piece {
+			if ctx.Err() != nil {
+				return
+			}
+			t.event(&piece[i])
 		}
-		t.event(&events[i])
-	}
-	t.flush()
-}
-
-// step is called for every event and block; false if the context has ended.
-func (t *translator) step() bool {
-	if t.steps++; t.steps%workPiece == 0 {
 		t.flush()
-		return t.ctx.Err() == nil
-	}
-	return true
-}
-
-// each calls do for every hash and its number, in steps.
-func (t *translator) each(hashes []uint64, do func(i int, hash uint64)) {
-	for i, hash := range hashes {
-		if !t.step() {
-			return
-		}
-		do(i, hash)
 	}
 }
 
@@ -97,18 +75,20 @@ func (t *translator) event(e *Event) {
 	case !t.fullAttention(e):
 		t.stream.counts.Unreadable.Count(BadGroup, 1)
 	case e.Kind == Removed:
-		t.each(e.Hashes, func(_ int, hash uint64) { t.remove(hash, tier) })
+		for _, hash := range e.Hashes {
+			t.remove(hash, tier)
+		}
 	case len(e.Tokens) > 0:
 		t.store(e, tier)
 	default: // copies of known blocks on another tier
 		t.reaches(tier)
-		t.each(e.Hashes, func(_ int, hash uint64) {
+		for _, hash := range e.Hashes {
 			if x, i := t.blocks.find(hash); x != nil {
 				t.hold(i, tier)
 			} else {
 				t.stream.counts.Orphaned++
 			}
-		})
+		}
 	}
 }
 
@@ -180,7 +160,7 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 		t.stream.counts.Unreadable.Count(BadContent, 1)
 	}
 	t.reaches(tier)
-	t.each(e.Hashes[:len(e.Hashes)-e.Opaque], func(i int, hash uint64) {
+	for i, hash := range e.Hashes[:len(e.Hashes)-e.Opaque] {
 		t.local = kvindex.AppendTokens(t.local[:0], e.Tokens[i*t.size:(i+1)*t.size], t.size, kvindex.Seed(x.seed))
 		x.engine, x.chained = hash, t.local[0]
 		if x.depth > 0 {
@@ -188,7 +168,7 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 		}
 		t.hold(t.place(x), tier)
 		x.parent, x.depth = x.chained, x.depth+1
-	})
+	}
 }
 
 // place returns the place of a block, which is new, known, or not what was known under the engine's hash.
