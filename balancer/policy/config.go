@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -233,4 +234,128 @@ func checkSessionKeys(keys []string) error {
 		seen[alike] = k
 	}
 	return nil
+}
+
+// Modes of [Adoption]: where decisions are made if there is a look-aside server.
+const (
+	Broadcast   = "broadcast"    // each client, with the server's updates
+	InCentral   = "central"      // the server, which each client asks; without its answer the client's own policy decides
+	CentralOnly = "central_only" // the server; without its answer the call fails with UNAVAILABLE
+)
+
+// DefaultCentralDeadline is how long a client waits for a server's answer where [Adoption] does not set it.
+const DefaultCentralDeadline = 20 * time.Millisecond
+
+// Adoption is the part of a [Config] that selects what decides, and for how many of the calls. A change of it keeps the
+// state of the Router, except for ShadowPolicy.
+type Adoption struct {
+	// Mode is [Broadcast], [InCentral] or [CentralOnly]; empty = broadcast. Only clients of a look-aside server read it.
+	Mode string `json:"mode,omitempty"`
+	// CentralDeadline is the longest wait for the server's answer; 0 = 20ms, at most 10s.
+	CentralDeadline Duration `json:"central_deadline,omitempty"`
+	// ShadowPolicy decides on every call too, without effect: metrics count how often it differs.
+	ShadowPolicy Selection `json:"shadow_policy,omitzero"`
+	// Percentage is the share of calls that the policy decides, 0 to 100; not set = 100. The rest rotate (round_robin).
+	// The calls of one session go the same way. Off is the kill switch: all calls rotate, and nothing else is done for
+	// them.
+	Percentage *Limit `json:"percentage,omitempty"`
+}
+
+func (a *Adoption) validate() error {
+	if a.Mode != "" && a.Mode != Broadcast && a.Mode != InCentral && a.Mode != CentralOnly {
+		return fmt.Errorf("mode: %q is not %s, %s or %s", a.Mode, Broadcast, InCentral, CentralOnly)
+	}
+	err := within("central_deadline", a.CentralDeadline, 0, Duration(10*time.Second))
+	if err == nil && a.Percentage != nil {
+		err = mayBeOff("percentage", *a.Percentage, 100)
+	}
+	if err != nil {
+		return err
+	}
+	if err := a.ShadowPolicy.check(); err != nil {
+		return fmt.Errorf("shadow_%w", err)
+	}
+	return nil
+}
+
+// Backoff is the wait before an attempt of a call. The first retry is made at once, the one after it waits for Initial,
+// and each further one Multiplier times as long as the one before, up to Maximum. Its zero value is the default config.
+type Backoff struct {
+	// Initial is the first wait; 0 = 25ms, at most 1m.
+	Initial Duration `json:"initial,omitempty"`
+	// Multiplier is the ratio of a wait to the one before; 0 = 2, at least 1 and at most 100.
+	Multiplier float64 `json:"multiplier,omitempty"`
+	// Maximum bounds every wait; 0 = 500ms, or Initial where that is more; at most 1m.
+	Maximum Duration `json:"maximum,omitempty"`
+}
+
+// withDefaults returns the config with every default written out.
+func (b Backoff) withDefaults() Backoff {
+	b.Initial = cmp.Or(b.Initial, Duration(25*time.Millisecond))
+	b.Multiplier = cmp.Or(b.Multiplier, 2)
+	b.Maximum = cmp.Or(b.Maximum, max(Duration(500*time.Millisecond), b.Initial))
+	return b
+}
+
+// Wait returns the wait before a retry: 1 is the first one, which has none.
+func (b Backoff) Wait(retry int) time.Duration {
+	if retry <= 1 {
+		return 0
+	}
+	b = b.withDefaults()
+	wait := float64(b.Initial) * math.Pow(b.Multiplier, float64(retry-2))
+	return time.Duration(min(wait, float64(b.Maximum)))
+}
+
+// validate checks the bounds of every field. The error names it.
+func (b Backoff) validate() error {
+	full := b.withDefaults()
+	if full.Maximum < full.Initial && b.Maximum >= 0 {
+		return fmt.Errorf("backoff.maximum: %v is less than initial, %v", b.Maximum, full.Initial)
+	}
+	return cmp.Or(
+		within("backoff.initial", b.Initial, 0, Duration(time.Minute)),
+		within("backoff.multiplier", full.Multiplier, 1, 100),
+		within("backoff.maximum", b.Maximum, 0, Duration(time.Minute)),
+	)
+}
+
+// Ejection is the config of outlier detection. Its zero value is the default config.
+type Ejection struct {
+	// Failures is how many calls in a row, failed or late, eject a replica; 0 = 5, Off = no replica is ejected.
+	// SlowStart does not depend on it.
+	Failures Limit `json:"failures,omitempty"`
+	// LateMin is a time to the first message that is never late; 0 = 5s. Late is more than that, and more than ten times
+	// the fleet's usual time.
+	LateMin Duration `json:"late_min,omitempty"`
+	// BaseTime is how long the first ejection lasts; 0 = 10s. Each further one lasts twice as long, up to the larger of
+	// 5m and BaseTime.
+	BaseTime Duration `json:"base_time,omitempty"`
+	// MaxShare is the share of the replicas that may be ejected; 0 = 0.3. One replica always may, and one always stays.
+	MaxShare float64 `json:"max_share,omitempty"`
+	// SlowStart is the time in which the share of a new or returned replica grows to the full one; 0 = 30s, Off = none.
+	SlowStart Duration `json:"slow_start,omitempty"`
+}
+
+// WithDefaults returns the config with every default written out.
+func (e Ejection) WithDefaults() Ejection {
+	e.Failures = cmp.Or(e.Failures, 5)
+	e.LateMin = cmp.Or(e.LateMin, Duration(5*time.Second))
+	e.BaseTime = cmp.Or(e.BaseTime, Duration(10*time.Second))
+	e.MaxShare = cmp.Or(e.MaxShare, 0.3)
+	e.SlowStart = cmp.Or(e.SlowStart, Duration(30*time.Second))
+	return e
+}
+
+// validate checks the bounds of every field. The error names it.
+func (e *Ejection) validate() error {
+	full := e.WithDefaults()
+	const least, most = Duration(time.Millisecond), Duration(time.Hour)
+	return cmp.Or(
+		whole("ejection.failures", e.Failures, 1000),
+		within("ejection.late_min", full.LateMin, least, most),
+		within("ejection.base_time", full.BaseTime, least, most),
+		within("ejection.max_share", full.MaxShare, 0, 1),
+		mayBeOff("ejection.slow_start", e.SlowStart, most),
+	)
 }

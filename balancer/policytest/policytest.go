@@ -16,6 +16,7 @@
 package policytest
 
 import (
+	"context"
 	"fmt"
 	"testing"
 
@@ -108,5 +109,30 @@ func Fill(t testing.TB, r *router.Router, id string, n int) (release func(k int)
 			b.Release()
 		}
 		held = held[k:]
+	}
+}
+
+// Benchmark measures one pick and its release by fleet size, over 1,024 sessions
+// that were prepared before.
+func Benchmark(b *testing.B, build func() policy.Policy) {
+	for _, n := range routertest.BenchmarkSizes {
+		b.Run(fmt.Sprintf("n=%d", n), func(b *testing.B) {
+			r := NewRouter(b, build(), Fleet(n))
+			qs := make([]*policy.Request, 1024)
+			for i := range qs {
+				qs[i] = routertest.Request(4 * i)
+				r.Prepare(context.Background(), qs[i])
+			}
+			var held router.Reservation
+			i := 0
+			b.ReportAllocs()
+			for b.Loop() {
+				if err := r.Reserve(context.Background(), qs[i%len(qs)], &held, router.How{NoWait: true}); err != nil {
+					b.Fatal(err)
+				}
+				held.Release()
+				i++
+			}
+		})
 	}
 }

@@ -5,8 +5,12 @@ package routertest
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"math/rand/v2"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/rendezvous"
@@ -87,3 +91,57 @@ func Acquire(t testing.TB, r *router.Router, q *policy.Request) <-chan *router.R
 	}()
 	return got
 }
+
+// Request returns the i-th of a series of requests that differ in their keys.
+// Of every four one has all keys, one a session, one a prompt and one none.
+func Request(i int) *policy.Request {
+	q := new(policy.Request)
+	if i%2 == 0 {
+		q = Prompt(Tokens(i%3, 600), Tokens(3+i, 600)) // the first half is shared by many
+	}
+	if i%4 == 0 {
+		q.ID = fmt.Sprintf("req-%d", i)
+	}
+	if i%4 < 2 {
+		q.Session = fmt.Sprintf("sess_%04d", i)
+	}
+	return q
+}
+
+// Tokens returns n token ids; those of different seeds share nothing.
+func Tokens(seed, n int) []uint32 {
+	out := make([]uint32, n)
+	for i := range out {
+		out[i] = uint32(seed*1_000_003 + i)
+	}
+	return out
+}
+
+// Prompt returns a request whose prompt is these tokens, one part after the other.
+func Prompt(parts ...[]uint32) *policy.Request {
+	q := new(policy.Request)
+	q.SetPrompt(policy.Prompt{Tokens: slices.Concat(parts...)})
+	return q
+}
+
+// BenchmarkSizes are the sizes of fleet that benchmarks of policies measure.
+var BenchmarkSizes = []int{8, 64, 512, 1000, 10000}
+
+// A Clock is a clock that moves only by its methods. Safe for concurrent use.
+type Clock struct{ nanoseconds atomic.Int64 } // since 1970
+
+// NewClock returns a clock that stands at the first moment of 2030, UTC.
+func NewClock() *Clock {
+	c := new(Clock)
+	c.nanoseconds.Store(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC).UnixNano())
+	return c
+}
+
+// Now returns the clock's time.
+func (c *Clock) Now() time.Time { return time.Unix(0, c.nanoseconds.Load()).UTC() }
+
+// Advance moves the clock forward.
+func (c *Clock) Advance(d time.Duration) { c.nanoseconds.Add(int64(d)) }
+
+// Seeded returns a source of randomness that is the same in every run.
+func Seeded(seed uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, seed)) }
