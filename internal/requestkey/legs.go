@@ -139,15 +139,7 @@ func (l *Legs) PairOnly() bool { return !l.sequential }
 func (l *Legs) Answer(response any) (answer []byte) {
 	defer harmless()
 	s := open(response, false, false)
-	for _, alt := range l.answer.alts {
-		s.walk(s.message, alt, l.answer.want, func(v value) {
-			m := v.message()
-			answer = m.encoded()
-		})
-		if answer != nil {
-			break
-		}
-	}
+	l.answer.each(&s, func(v value) { answer = v.message().encoded() })
 	return answer
 }
 

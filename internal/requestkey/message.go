@@ -65,13 +65,10 @@ func open(msg any, named, cheap bool) source {
 
 // joined returns what is in buffers, or in the first one.
 func joined(b mem.BufferSlice, first bool) []byte {
-	switch {
-	case len(b) == 1 || first && len(b) > 0:
+	if len(b) == 1 || first && len(b) > 0 {
 		return b[0].ReadOnlyData()
-	case len(b) > 0:
-		return b.Materialize()
 	}
-	return nil
+	return b.Materialize()
 }
 
 // selfEncoded returns a message that holds its encoded form or encodes itself, else one of the first API.

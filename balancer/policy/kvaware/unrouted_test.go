@@ -12,7 +12,7 @@ import (
 // enters is dropped in the end.
 func TestUnrouted(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 1))
-	var u unrouted
+	var u recent
 	open := make(map[uint64]bool)
 	for range 20_000 {
 		n := u.pick()
