@@ -31,10 +31,8 @@ func (x *Index) Fleet(v policy.View) *Fleet {
 	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas()}
 	units, renewed := 0, false
 	for i, r := range f.Replicas {
-		m := x.members[r.ID]
-		if m == nil {
-			m = absent
-		} else if !slices.Equal(m.models, declared(r)) {
+		m := cmp.Or(x.members[r.ID], absent)
+		if m != absent && !slices.Equal(m.models, declared(r)) {
 			m.models, renewed = declared(r), true
 		}
 		m.place.Store(int32(i))
@@ -79,10 +77,7 @@ func (x *Index) Member(r *policy.Replica) *Member {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if m := x.members[r.ID]; m != nil {
-		return m
-	}
-	return absent
+	return cmp.Or(x.members[r.ID], absent)
 }
 
 // Found is the answer of [Index.Match], to be used again for the next one. The zero

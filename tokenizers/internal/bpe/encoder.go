@@ -188,13 +188,13 @@ func (w *work) pieces(text string, stop int, splitters []*Splitter) (err error) 
 }
 
 // InUse holds the Encoders that are in use, by what they are made of. The zero value is ready.
-type InUse[K comparable] struct {
+type InUse struct {
 	mu    sync.Mutex // guards byKey; held while one is made, so that it is made once
-	byKey map[K]weak.Pointer[Encoder]
+	byKey map[string]weak.Pointer[Encoder]
 }
 
 // Open returns the Encoder of a key, if it is in use, or the one that build makes.
-func (u *InUse[K]) Open(k K, build func() (*Encoder, error)) (*Encoder, error) {
+func (u *InUse) Open(k string, build func() (*Encoder, error)) (*Encoder, error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if e := u.byKey[k].Value(); e != nil {
@@ -204,9 +204,9 @@ func (u *InUse[K]) Open(k K, build func() (*Encoder, error)) (*Encoder, error) {
 	if err != nil {
 		return nil, err
 	}
-	maps.DeleteFunc(u.byKey, func(_ K, p weak.Pointer[Encoder]) bool { return p.Value() == nil })
+	maps.DeleteFunc(u.byKey, func(_ string, p weak.Pointer[Encoder]) bool { return p.Value() == nil })
 	if u.byKey == nil {
-		u.byKey = make(map[K]weak.Pointer[Encoder])
+		u.byKey = make(map[string]weak.Pointer[Encoder])
 	}
 	u.byKey[k] = weak.Make(e)
 	return e, nil

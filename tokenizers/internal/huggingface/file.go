@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"time"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/tokenizers/internal/bpe"
@@ -19,15 +18,8 @@ func init() {
 // maxFile bounds a tokenizer.json, in bytes.
 const maxFile = 256 << 20
 
-// file identifies one version of a file.
-type file struct {
-	path     string
-	size     int64
-	modified time.Time
-}
-
-// opened are the files in use.
-var opened bpe.InUse[file]
+// opened are the files in use, each version by itself.
+var opened bpe.InUse
 
 // Open reads the file, or returns what it read before if that is still in use and
 // the file has not changed.
@@ -39,7 +31,7 @@ func Open(path string) (*bpe.Encoder, error) {
 	if info.Size() > maxFile {
 		return nil, fmt.Errorf("%s is larger than %d MiB", path, maxFile>>20)
 	}
-	return opened.Open(file{path, info.Size(), info.ModTime()}, func() (*bpe.Encoder, error) {
+	return opened.Open(fmt.Sprintln(path, info.Size(), info.ModTime()), func() (*bpe.Encoder, error) {
 		raw, err := os.ReadFile(path)
 		if err != nil {
 			return nil, err

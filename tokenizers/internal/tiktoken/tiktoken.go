@@ -14,6 +14,7 @@
 package tiktoken
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 
@@ -42,7 +43,7 @@ var encodings = []encoding{
 	{"r50k_base", codec.NewR50kBase, bpe.GPT2, 50_257},
 }
 
-var opened bpe.InUse[string]
+var opened bpe.InUse
 
 // Open returns an encoding. The error lists those there are.
 func Open(name string) (*bpe.Encoder, error) {
@@ -65,11 +66,8 @@ func (enc encoding) build() (*bpe.Encoder, error) {
 		}
 	}
 	m, err := bpe.NewModel(bpe.Vocabulary{Tokens: tokens, WholeFirst: true})
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", enc.name, err)
-	}
-	s, err := bpe.NewSplitter(enc.pattern)
-	if err != nil {
+	s, bad := bpe.NewSplitter(enc.pattern)
+	if err = cmp.Or(err, bad); err != nil {
 		return nil, fmt.Errorf("%s: %w", enc.name, err)
 	}
 	return bpe.NewEncoder(bpe.Config{Model: m, Splitters: []*bpe.Splitter{s}}), nil
