@@ -20,7 +20,6 @@ type Legs struct {
 	params, sequences, answer place
 	prefill, decode           []assignment
 	handed                    []assignment // of decode, the answer
-	sequential                bool
 	drain                     bool
 	engine                    *Legs // where the prefill replica has an engine id; nil = the same
 }
@@ -46,14 +45,14 @@ type Transfer struct {
 
 // compile compiles all but the places that a request is read from. The error names the field.
 func (l *Legs) compile(kv *dialect.KV) (err error) {
-	l.sequential = slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
-	if l.sequential != (kv.Answer != "") {
+	handed := slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
+	if handed != (kv.Answer != "") {
 		return errors.New("answer: it goes with $answer in decode")
 	}
 	if l.prefill, err = assignments(kv.Prefill, false); err != nil {
 		return fmt.Errorf("prefill: %w", err)
 	}
-	if l.decode, err = assignments(kv.Decode, l.sequential); err != nil {
+	if l.decode, err = assignments(kv.Decode, handed); err != nil {
 		return fmt.Errorf("decode: %w", err)
 	}
 	for _, a := range l.decode {
@@ -127,13 +126,13 @@ func (l *Legs) For(engine string) *Legs {
 }
 
 // Sequential reports whether the decode leg begins with the answer of the prefill leg. Else both begin at once.
-func (l *Legs) Sequential() bool { return l.sequential }
+func (l *Legs) Sequential() bool { return len(l.handed) > 0 }
 
 // Drains reports whether a cancelled decode leg goes on until its first response message.
 func (l *Legs) Drains() bool { return l.drain }
 
 // PairOnly reports whether replicas that have a role refuse requests that are not split: those whose legs begin at once.
-func (l *Legs) PairOnly() bool { return !l.sequential }
+func (l *Legs) PairOnly() bool { return !l.Sequential() }
 
 // Answer reads what a response of a leg hands over, which may alias the message; nil where it is not there.
 func (l *Legs) Answer(response any) (answer []byte) {

@@ -297,24 +297,24 @@ func (o *Output) stops(id uint32) bool {
 // Ends are the last ids that outputs ended with before their bound, as the end-of-sequence token of a model: where the
 // last message comes apart from the last id, a stream that breaks between them is complete. Safe for concurrent use.
 type Ends struct {
-	mu  sync.Mutex // guards the fields below
-	ids [8]uint32
-	n   int
+	mu  sync.Mutex // guards ids
+	ids []uint32   // at most maxEnds, the latest last
 }
+
+const maxEnds = 8
 
 func (e *Ends) add(id uint32) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !slices.Contains(e.ids[:min(e.n, len(e.ids))], id) {
-		e.ids[e.n%len(e.ids)] = id
-		e.n++
+	if !slices.Contains(e.ids, id) {
+		e.ids = append(e.ids[max(len(e.ids)+1-maxEnds, 0):], id)
 	}
 }
 
 func (e *Ends) has(id uint32) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.Contains(e.ids[:min(e.n, len(e.ids))], id)
+	return slices.Contains(e.ids, id)
 }
 
 // find returns the message that has the field which a path leads to, and the field; nil where it is not set.

@@ -96,7 +96,6 @@ type Method struct {
 	dialect dialect.Dialect
 	named   bool // some path has a name
 	scalars bool // some path leads to one of the scalars that are read for every policy
-	usage   bool // responses may carry usage
 
 	// In a request, in a turn of its chat, and in a message of it that holds media.
 	id, session, model, adapter, salt, rank, priority, maxTokens, prompt, tokens, body, turns, media place
@@ -118,7 +117,7 @@ func (m *Method) HasPrompt() bool {
 }
 
 // HasUsage reports whether responses may carry usage.
-func (m *Method) HasUsage() bool { return m.usage }
+func (m *Method) HasUsage() bool { return m.dialect.Usage != dialect.Usage{} }
 
 // newMethod compiles a dialect, which may be like one of those that are known.
 func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
@@ -256,7 +255,7 @@ func (m *Method) places(d dialect.Dialect) []placed {
 }
 
 func compile(d dialect.Dialect) (*Method, error) {
-	m := &Method{dialect: d, usage: d.Usage != dialect.Usage{}}
+	m := &Method{dialect: d}
 	if d.KV != nil {
 		m.legs = new(Legs)
 	}
