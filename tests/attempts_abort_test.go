@@ -16,7 +16,6 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/client"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
@@ -152,17 +151,19 @@ func (h *abortRecorder) serve(t *testing.T) (addr string, entered chan struct{})
 
 // Every built-in dialect with an Abort calls it as the engine expects it: field 1 is the id.
 func TestAbortOfEveryDialect(t *testing.T) {
-	for _, d := range requestkey.Builtin() {
+	message := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "the id")
+	table, err := requestkey.NewTable()
+	require.NoError(t, err)
+	for _, d := range requestkey.Builtin {
 		if d.Abort == "" {
 			continue
 		}
-		require.Equal(t, dialect.Path("1"), d.RequestID, "the message below has it there")
 		for _, method := range d.Methods {
+			require.Equal(t, "the id", table.Lookup(method).RequestID(message))
 			t.Run(method, func(t *testing.T) {
 				var h abortRecorder
 				addr, entered := h.serve(t)
 				cc := dial(t, "warmpath:///"+addr, client.WithConfig(`{}`))
-				message := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), "the id")
 				ctx, cancel := context.WithCancel(metadata.AppendToOutgoingContext(deadline(t), "authorization", "Bearer x"))
 				defer cancel()
 				done := make(chan error, 1)

@@ -6,19 +6,10 @@ import (
 	"github.com/warmpath/warmpath/balancer/dialect"
 )
 
-// Builtin returns the dialects of the servers known here, by their published
-// field numbers.
-func Builtin() (all []dialect.Dialect) {
-	for _, d := range builtin {
-		all = append(all, builtinMethods()[d.Methods[0]].dialect)
-	}
-	return all
-}
-
 // builtinMethods are the methods of these servers. The one without a name is that of all which nothing describes.
 var builtinMethods = sync.OnceValue(func() map[string]*Method {
 	known := make(map[string]*Method)
-	for _, d := range builtin {
+	for _, d := range Builtin {
 		m, err := newMethod(d, known)
 		if engine, ok := engineLegs[d.Methods[0]]; ok && err == nil {
 			m.legs.drain = true
@@ -77,10 +68,10 @@ func bootstrap(params, sequences dialect.Path, room legFields) *dialect.KV {
 	return &dialect.KV{Params: params, Sequences: sequences, Prefill: room, Decode: room}
 }
 
-// builtin is the data. An Abort is named for servers whose engines may go on when a call is
-// cancelled; SGLang's own server aborts by itself. original_text is for debugging and may be
-// empty: not read.
-var builtin = []dialect.Dialect{
+// Builtin are the dialects of the servers known here, by their published field numbers. It is never written. An Abort is
+// named for servers whose engines may go on when a call is cancelled; SGLang's own server aborts by itself.
+// original_text is for debugging and may be empty: not read.
+var Builtin = []dialect.Dialect{
 	{
 		Methods:   []string{"/vllm.Generate/Generate", "/vllm.Generate/GenerateStream"}, // before it had sessions and adapters
 		MaxTokens: "8.1",

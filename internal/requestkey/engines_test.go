@@ -204,7 +204,7 @@ func TestEveryBuiltinIsTested(t *testing.T) {
 	for _, tt := range engineUsage {
 		tested[tt.method] = true
 	}
-	for _, d := range Builtin() {
+	for _, d := range Builtin {
 		for _, m := range d.Methods {
 			require.True(t, tested[m], m)
 		}

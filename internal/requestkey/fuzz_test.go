@@ -14,7 +14,7 @@ import (
 func FuzzEveryMethod(f *testing.F) {
 	table := mustTable(f)
 	var methods []*Method
-	for _, d := range Builtin() {
+	for _, d := range Builtin {
 		for _, name := range d.Methods {
 			methods = append(methods, table.Lookup(name))
 		}
