@@ -79,16 +79,10 @@ func randomFleet(rnd *rand.Rand, n int) []router.Member {
 		m.Zone = fmt.Sprintf("z%d", rnd.IntN(3))
 		m.Node = fmt.Sprintf("n%d", rnd.IntN(4))
 		m.Weight = float64(rnd.IntN(4))
-		for _, a := range []string{"a", "b"} {
-			if rnd.IntN(3) == 0 {
-				m.Adapters = append(m.Adapters, a)
-			}
+		some := func(n int, of ...string) []string {
+			return slices.DeleteFunc(of, func(string) bool { return rnd.IntN(n) > 0 })
 		}
-		for _, name := range []string{"m0", "m1"} {
-			if rnd.IntN(2) == 0 {
-				m.Models = append(m.Models, name)
-			}
-		}
+		m.Adapters, m.Models = some(3, "a", "b"), some(2, "m0", "m1")
 	}
 	return fleet
 }
