@@ -42,31 +42,26 @@ func (m *Method) chat(s *source) (chat string, unread bool) {
 
 // appendContent appends the content of a turn that is a message; ok is false if it cannot be read.
 func (m *Method) appendContent(dst []byte, turn *source) (_ []byte, ok bool) {
-	var in struct {
-		unread bool
-		begins []int // of what has been read, in dst; a part that has ended is one
-		few    [8]int
-	}
-	in.unread = turn.typed != nil && !m.content.leads(turn.typed.Descriptor(), []path{nil})
-	in.begins = in.few[:0]
+	ok = turn.typed == nil || m.content.leads(turn.typed.Descriptor(), []path{nil})
+	begins := make([]int, 0, 8) // of what has been read, in dst; a part that has ended is one
 	m.content.each(turn, func(v value) {
-		in.begins = append(in.begins, len(dst))
+		begins = append(begins, len(dst))
 		switch {
 		case v.kind == kindEnd: // of a part, or of several
-			in.begins = in.begins[:len(in.begins)-int(v.num)]
-			read := len(dst) > in.begins[len(in.begins)-1]
-			in.unread = in.unread || !read && v.message().populated() > 0
+			begins = begins[:len(begins)-int(v.num)]
+			read := len(dst) > begins[len(begins)-1]
+			ok = ok && (read || v.message().populated() == 0)
 		case v.kind == kindMessage:
 			var read bool
 			dst, read = appendMessage(dst, v.typed)
-			in.unread = in.unread || !read
+			ok = ok && read
 		case v.kind == kindNumber:
 			dst = appendField(dst, 't', strconv.FormatInt(v.num, 10))
 		case v.text != "":
 			dst = appendField(dst, 't', v.text)
 		}
 	})
-	return dst, !in.unread
+	return dst, ok
 }
 
 // appendMessage appends a content that is a message, as the HTTP endpoint reads what its JSON would be: a

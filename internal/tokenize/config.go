@@ -76,21 +76,22 @@ func Check(raw json.RawMessage) error {
 // NewRouter builds the Router of a config, with its tokenizer where it has one. now is the clock; nil = the real one.
 func NewRouter(c *policy.Config, log *slog.Logger, now func() time.Time) (*router.Router, error) {
 	own, err := ParseConfig(c.Tokenizer)
+	var t *Prompts
+	if own != nil {
+		t, err = Open(*own, Options{Timeout: time.Duration(c.PrepareTimeout), Logger: log})
+	}
 	if err != nil {
 		return nil, err
 	}
-	if own == nil {
-		return router.FromConfig(c, func(o *router.Options) { o.Now = now })
+	r, err := router.FromConfig(c, func(o *router.Options) {
+		if o.Now = now; t != nil {
+			o.Tokenizer = t
+		}
+	})
+	if err != nil && t != nil {
+		err = errors.Join(err, t.Close())
 	}
-	t, err := Open(*own, Options{Timeout: time.Duration(c.PrepareTimeout), Logger: log})
-	if err != nil {
-		return nil, err
-	}
-	r, err := router.FromConfig(c, func(o *router.Options) { o.Now, o.Tokenizer = now, t })
-	if err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	return r, nil
+	return r, err
 }
 
 // Open opens what a config names. The caller closes what it gets, after its last
