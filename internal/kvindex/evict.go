@@ -132,11 +132,8 @@ func (x *Index) removeStep(s Slot, blocks []uint64) {
 		if n > 0 {
 			x.release(uint16(s), r.segment(), (1<<n-1)<<r.pos())
 		}
-		before = r
-		if n > 1 {
-			before += ref(n - 1)
-		}
-		blocks = blocks[max(n, 1):]
+		n = max(n, 1)
+		before, blocks = r+ref(n-1), blocks[n:]
 	}
 }
 

@@ -60,13 +60,11 @@ type Prompts struct {
 }
 
 // Close gives back what the tokenizer holds. No other method may be called then.
-func (p *Prompts) Close() (err error) {
-	for _, x := range []any{p.tokenizer, p.template} {
-		if c, ok := x.(io.Closer); ok {
-			err = errors.Join(err, c.Close())
-		}
+func (p *Prompts) Close() error {
+	if c, ok := p.tokenizer.(io.Closer); ok {
+		return c.Close()
 	}
-	return err
+	return nil
 }
 
 // Tokenize returns the token ids of a request's text. It implements
@@ -88,7 +86,7 @@ func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, erro
 		return p.text(ctx, in)
 	}
 	c, ok := requestkey.ReadChat(in.Text)
-	chats, takesChats := p.tokenizer.(chatTokenizer)
+	engine, takesChats := p.tokenizer.(*remote)
 	switch {
 	case !ok:
 		return nil, ErrNotText
@@ -106,7 +104,7 @@ func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, erro
 	}
 	in.Special = false
 	return p.encoded(ctx, in, nil, func(ctx context.Context, _, _ int) ([]uint32, error) {
-		return chats.chatTokens(ctx, in.Model, c)
+		return engine.chatTokens(ctx, in.Model, c)
 	})
 }
 

@@ -58,7 +58,7 @@ func (r *remote) Tokens(ctx context.Context, in dialect.TokenizerInput) ([]uint3
 	return r.answer(ctx, in.Model, map[string]any{"prompt": in.Text, "add_special_tokens": in.Special})
 }
 
-// chatTokens implements [chatTokenizer], by messages as OpenAI's API has them.
+// chatTokens returns the tokens of a chat, by messages as OpenAI's API has them, where no template writes it as text.
 func (r *remote) chatTokens(ctx context.Context, model string, c requestkey.Chat) ([]uint32, error) {
 	question := map[string]any{"messages": c.Messages, "add_special_tokens": false, "add_generation_prompt": true}
 	if len(c.Tools) > 0 {

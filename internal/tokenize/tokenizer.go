@@ -22,11 +22,6 @@ type Segmenter interface {
 	Around() (before, after []uint32)
 }
 
-// A chatTokenizer is a Tokenizer that takes chats too, where no template writes them as text.
-type chatTokenizer interface {
-	chatTokens(ctx context.Context, model string, c requestkey.Chat) ([]uint32, error)
-}
-
 // A ChatTemplate writes a chat as the text that a model was trained on.
 type ChatTemplate interface {
 	// Render is called from many goroutines.
