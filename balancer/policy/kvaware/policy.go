@@ -1,12 +1,71 @@
 package kvaware
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
+
+// Name is the policy's name in a config.
+const Name = "kv_aware"
+
+// The weights of the cost. They were found with the simulator on the conversation trace.
+const (
+	// uncachedWeight is what a prompt token counts that the replica would have to compute
+	// for this request. Tokens of others that wait there, and active requests, count 1.
+	// Higher keeps prompts with their caches; at 1 caches are given up as the fleet fills.
+	uncachedWeight = 3
+	// nearTie is by how many tokens a cost may be above the least and still counts as equal to
+	// it; the drift of the peer load, where that is more. Among equals what is cached decides, then
+	// the least load or the rendezvous order, see best: docs/routing-quality.md, row "near ties".
+	nearTie = 4000
+	// unshared is after how many prompts in a row of which nothing was cached anywhere the rendezvous order decides
+	// between equals: then the least loaded is no better a place for what comes next, nothing-shared-110 of the matrix.
+	unshared = 50
+)
+
+// credits are how much of a cached token on each tier need not be computed.
+var credits = [policy.Tiers]float64{1, 0.75, 0.25}
+
+// Config is the policy's config. Its zero value is the default config.
+type Config struct {
+	// BlockTokens is the block of token ids until an engine reports its own; 0 = 16, at most
+	// 65536. That of a text is four bytes for every token of it. All clients must use the same.
+	BlockTokens int `json:"block_tokens,omitempty"`
+
+	// IndexBytes bounds the memory of the index; 0 = 1 GiB, at least 1 MiB. It is taken as it is
+	// needed: about 20 bytes for every block that one replica holds, less where several
+	// hold the same. Where superblocks are reported, a sixteenth of it, at least 1 MiB,
+	// comes on top.
+	IndexBytes int64 `json:"index_bytes,omitempty"`
+
+	// KVTokens is the size of a replica's KV cache in tokens, for replicas that report
+	// neither their contents nor their size; 0 = 1,000,000, Off = no bound but IndexBytes.
+	KVTokens policy.Limit `json:"kv_tokens,omitempty"`
+}
+
+// Name implements [policy.NamedConfig].
+func (Config) Name() string { return Name }
+
+// WithDefaults returns the config with every default written out.
+func (c Config) WithDefaults() Config {
+	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
+	c.IndexBytes = cmp.Or(c.IndexBytes, 1<<30)
+	c.KVTokens = cmp.Or(c.KVTokens, 1_000_000)
+	return c
+}
+
+// validate checks a config with its defaults.
+func (c Config) validate() error {
+	if n := c.KVTokens; n != policy.Off && !(n >= 0 && n <= 1<<50) {
+		return fmt.Errorf("kv_tokens: it is %v, want at least 0, or off", n)
+	}
+	return cacheview.CheckSizes(c.BlockTokens, c.IndexBytes)
+}
 
 // kvAware is the policy; it belongs to one Router.
 type kvAware struct {
