@@ -204,21 +204,21 @@ func (t *tally) sent(m *warmpathv1.WatchReplicasResponse) {
 func (t *tally) counts() (decisions []*warmpathv1.DecisionCount, failures []*warmpathv1.FailureCount) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for d, n := range t.decisions {
-		decisions = append(decisions, &warmpathv1.DecisionCount{Policy: d.policy, Reason: string(d.reason), Count: n})
-	}
-	slices.SortFunc(decisions, moreFrequent)
 	for code, n := range t.failures {
 		failures = append(failures, &warmpathv1.FailureCount{Code: int32(code), Count: n})
 	}
 	slices.SortFunc(failures, func(a, b *warmpathv1.FailureCount) int { return cmp.Compare(a.GetCode(), b.GetCode()) })
-	return decisions, failures
+	return decisionCounts(t.decisions), failures
 }
 
-// moreFrequent orders decisions, the most frequent first.
-func moreFrequent(a, b *warmpathv1.DecisionCount) int {
-	return cmp.Or(
-		cmp.Compare(b.GetCount(), a.GetCount()), cmp.Compare(a.GetPolicy(), b.GetPolicy()),
-		cmp.Compare(a.GetReason(), b.GetReason()),
-	)
+// decisionCounts are the counts of decisions, the most frequent first.
+func decisionCounts(sums map[decided]uint64) (all []*warmpathv1.DecisionCount) {
+	for d, n := range sums {
+		all = append(all, &warmpathv1.DecisionCount{Policy: d.policy, Reason: string(d.reason), Count: n})
+	}
+	slices.SortFunc(all, func(a, b *warmpathv1.DecisionCount) int {
+		return cmp.Or(cmp.Compare(b.GetCount(), a.GetCount()), cmp.Compare(a.GetPolicy(), b.GetPolicy()),
+			cmp.Compare(a.GetReason(), b.GetReason()))
+	})
+	return all
 }

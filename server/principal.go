@@ -230,21 +230,18 @@ func withholdStatus(a *warmpathv1.GetStatusResponse) {
 	}
 }
 
-// withheldCounts adds up the decisions of each policy whose reasons are withheld.
-func withheldCounts(all []*warmpathv1.DecisionCount) (shown []*warmpathv1.DecisionCount) {
-	hidden := make(map[string]uint64) // by policy
+// withheldCounts adds up the decisions of each policy whose reasons are withheld. Their order is another one then: the
+// old one reveals the counts that were added up.
+func withheldCounts(all []*warmpathv1.DecisionCount) []*warmpathv1.DecisionCount {
+	sums := make(map[decided]uint64)
 	for _, c := range all {
-		if revealsCaches(c.GetPolicy(), policy.Reason(c.GetReason())) {
-			hidden[c.GetPolicy()] += c.GetCount()
-		} else {
-			shown = append(shown, c)
+		d := decided{c.GetPolicy(), policy.Reason(c.GetReason())}
+		if revealsCaches(d.policy, d.reason) {
+			d.reason = reasonWithheld
 		}
+		sums[d] += c.GetCount()
 	}
-	for name, n := range hidden {
-		shown = append(shown, &warmpathv1.DecisionCount{Policy: name, Reason: reasonWithheld, Count: n})
-	}
-	slices.SortFunc(shown, moreFrequent) // anew: the old order reveals the counts that were added up
-	return shown
+	return decisionCounts(sums)
 }
 
 // withheld returns a copy of an answer without the fields that reveal the prompts of others, the load among them: it

@@ -114,7 +114,7 @@ func TestRefusedRegistrations(t *testing.T) {
 		"replica.ranks":                    {Address: "a:1", Ranks: 1 << 31},
 		"replica.weight":                   {Address: "a:1", Weight: nan.Stats["x"]},
 		"replica.stats":                    nan,
-		"replica: more than 64 stats":      {Address: "a:1", Models: make([]string, maxNames+1)},
+		"which is more than 262144":        {Address: "a:1", Zone: strings.Repeat("z", maxReplica)},
 		"replica.kv_events: \"udp://x:1\"": {Address: "a:1", KvEvents: "udp://x:1"},
 	} {
 		_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r})

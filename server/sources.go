@@ -210,10 +210,8 @@ func (m *described) reports(own described) {
 
 // Bounds of a registration.
 const (
-	maxRegistered = 10_000 // replicas that register themselves in one deployment
-	maxStats      = 64
-	maxNames      = 1000 // models, or adapters
-	maxText       = 1024 // bytes of an address, a zone or a node
+	maxRegistered = 10_000    // replicas that register themselves in one deployment
+	maxReplica    = 256 << 10 // bytes of a description: those of a thousand adapters and more
 	// maxRegisteredRanks bounds the data-parallel ranks, each of which may be a connection.
 	maxRegisteredRanks = 256
 	// registerLease is the lease of a registration that requests none, maxRegisterLease the longest.
@@ -250,25 +248,12 @@ func (s services) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (
 
 // decodeReplica is as strict as a fleet file. Its errors are statuses that name the field.
 func decodeReplica(r *warmpathv1.Replica) (described, error) {
-	if len(r.GetStats()) > maxStats || len(r.GetModels()) > maxNames || len(r.GetAdapters()) > maxNames {
-		return described{}, invalid("replica: more than %d stats, or more than %d models or adapters", maxStats, maxNames)
-	}
-	for name, text := range map[string]string{
-		"address": r.GetAddress(), "server_name": r.GetServerName(), "zone": r.GetZone(), "node": r.GetNode(),
-		"kv_events": r.GetKvEvents(), "kv_events_replay": r.GetKvEventsReplay(), "kv_bootstrap": r.GetKvBootstrap(),
-	} {
-		if len(text) > maxText {
-			return described{}, invalid("replica.%s: longer than %d bytes", name, maxText)
-		}
+	if n := proto.Size(r); n > maxReplica {
+		return described{}, invalid("replica: %d bytes, which is more than %d", n, maxReplica)
 	}
 	for name, x := range r.GetStats() {
-		if len(name) > maxName || math.IsNaN(x) || math.IsInf(x, 0) {
-			return described{}, invalid("replica.stats: %.20q is longer than %d bytes, or is not finite", name, maxName)
-		}
-	}
-	for _, name := range append(r.GetModels()[:len(r.GetModels()):len(r.GetModels())], r.GetAdapters()...) {
-		if len(name) > maxName {
-			return described{}, invalid("replica: the name %.20q is longer than %d bytes", name, maxName)
+		if math.IsNaN(x) || math.IsInf(x, 0) {
+			return described{}, invalid("replica.stats: %.20q is not finite", name)
 		}
 	}
 	if r.GetRanks() > maxRegisteredRanks {
