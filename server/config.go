@@ -20,6 +20,7 @@ import (
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/strict"
 	"github.com/warmpath/warmpath/internal/tokenize"
 )
 
@@ -137,14 +138,6 @@ func (c *Config) Validate() error {
 	return cmp.Or(full.checkAccess(), full.checkHTTP(), full.checkBounds(), full.checkCluster(), full.checkDeployments())
 }
 
-// within returns an error that names the field unless min <= value <= max.
-func within[T cmp.Ordered](field string, value, min, max T) error {
-	if value < min || value > max {
-		return fmt.Errorf("%s: %v is not between %v and %v", field, value, min, max)
-	}
-	return nil
-}
-
 func (c *Config) checkCluster() error {
 	if err := c.Cluster.Validate(); err != nil {
 		return fmt.Errorf("cluster.%w", err)
@@ -155,15 +148,11 @@ func (c *Config) checkCluster() error {
 	return nil
 }
 
-func durationWithin(field string, value policy.Duration, min, max time.Duration) error {
-	return within(field, time.Duration(value), min, max)
-}
-
 func (c *Config) checkBounds() error {
 	return cmp.Or(
-		durationWithin("load_interval", c.LoadInterval, 10*time.Millisecond, 10*time.Second),
-		within("max_connections", c.MaxConnections, 1, 1<<20),
-		within("max_reservations", c.MaxReservations, 1, 1<<24),
+		strict.Within("load_interval", c.LoadInterval, policy.Duration(10*time.Millisecond), policy.Duration(10*time.Second)),
+		strict.Within("max_connections", c.MaxConnections, 1, 1<<20),
+		strict.Within("max_reservations", c.MaxReservations, 1, 1<<24),
 	)
 }
 
@@ -221,7 +210,7 @@ func (d *Deployment) validate() error {
 	}
 	const longest = policy.Duration(time.Hour)
 	return cmp.Or(
-		durationWithin("health_check", cmp.Or(d.HealthCheck, longest), 100*time.Millisecond, time.Duration(longest)),
+		strict.Within("health_check", cmp.Or(d.HealthCheck, longest), policy.Duration(100*time.Millisecond), longest),
 		d.ReplicaTLS.validateForReplicas(), d.checkLoadPoll(),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/strict"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -79,7 +80,7 @@ func (c *Principal) validate(t *TLS) error {
 	if slices.Contains(c.Subjects, "") {
 		return errors.New("subjects: one is empty")
 	}
-	return within("rate", c.Rate, 0, 1<<24)
+	return strict.Within("rate", c.Rate, 0, 1<<24)
 }
 
 // parseToken returns the digest of a token, which is given itself or as sha256:HEX.

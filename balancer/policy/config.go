@@ -190,12 +190,12 @@ func (c Config) WithDefaults() Config {
 func (c *Config) Validate() error {
 	const day = 24 * Duration(time.Hour)
 	err := cmp.Or(
-		within("max_ongoing_requests", c.MaxOngoingRequests, 0, 1<<30),
+		strict.Within("max_ongoing_requests", c.MaxOngoingRequests, 0, 1<<30),
 		whole("max_queued_requests", c.MaxQueuedRequests, 1<<30),
-		within("max_attempts", c.MaxAttempts, 0, 10),
+		strict.Within("max_attempts", c.MaxAttempts, 0, 10),
 		mayBeOff("retry_ratio", c.RetryRatio, 1),
-		within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),
-		within("first_token_timeout", c.FirstTokenTimeout, 0, Duration(time.Hour)),
+		strict.Within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),
+		strict.Within("first_token_timeout", c.FirstTokenTimeout, 0, Duration(time.Hour)),
 		mayBeOff("quarantine_ttl", c.QuarantineTTL, day),
 		mayBeOff("drain_grace", c.DrainGrace, day),
 		c.Backoff.validate(),
@@ -265,7 +265,7 @@ func (a *Adoption) validate() error {
 	if a.Mode != "" && a.Mode != Broadcast && a.Mode != InCentral && a.Mode != CentralOnly {
 		return fmt.Errorf("mode: %q is not %s, %s or %s", a.Mode, Broadcast, InCentral, CentralOnly)
 	}
-	err := within("central_deadline", a.CentralDeadline, 0, Duration(10*time.Second))
+	err := strict.Within("central_deadline", a.CentralDeadline, 0, Duration(10*time.Second))
 	if err == nil && a.Percentage != nil {
 		err = mayBeOff("percentage", *a.Percentage, 100)
 	}
@@ -314,9 +314,9 @@ func (b Backoff) validate() error {
 		return fmt.Errorf("backoff.maximum: %v is less than initial, %v", b.Maximum, full.Initial)
 	}
 	return cmp.Or(
-		within("backoff.initial", b.Initial, 0, Duration(time.Minute)),
-		within("backoff.multiplier", full.Multiplier, 1, 100),
-		within("backoff.maximum", b.Maximum, 0, Duration(time.Minute)),
+		strict.Within("backoff.initial", b.Initial, 0, Duration(time.Minute)),
+		strict.Within("backoff.multiplier", full.Multiplier, 1, 100),
+		strict.Within("backoff.maximum", b.Maximum, 0, Duration(time.Minute)),
 	)
 }
 
@@ -353,9 +353,9 @@ func (e *Ejection) validate() error {
 	const least, most = Duration(time.Millisecond), Duration(time.Hour)
 	return cmp.Or(
 		whole("ejection.failures", e.Failures, 1000),
-		within("ejection.late_min", full.LateMin, least, most),
-		within("ejection.base_time", full.BaseTime, least, most),
-		within("ejection.max_share", full.MaxShare, 0, 1),
+		strict.Within("ejection.late_min", full.LateMin, least, most),
+		strict.Within("ejection.base_time", full.BaseTime, least, most),
+		strict.Within("ejection.max_share", full.MaxShare, 0, 1),
 		mayBeOff("ejection.slow_start", e.SlowStart, most),
 	)
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"reflect"
 	"time"
+
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Off switches off what a [Limit] or a [Duration] bounds, where its field may be off. It is "off" in JSON and YAML.
@@ -78,14 +80,6 @@ func unmarshal[T Limit | Duration, J float64 | string](to *T, raw []byte, kind s
 	return nil
 }
 
-// within refuses a value out of bounds. The error names the field.
-func within[T int | float64 | Limit | Duration](name string, v, least, most T) error {
-	if v >= least && v <= most { // false for NaN
-		return nil
-	}
-	return fmt.Errorf("%s: %v is not between %v and %v", name, v, least, most)
-}
-
 // whole refuses what is neither a whole number of at most so many nor Off.
 func whole(name string, v Limit, most int) error {
 	if v == Off || v >= 0 && v <= Limit(most) && v == Limit(int(v)) {
@@ -99,5 +93,5 @@ func mayBeOff[T Limit | Duration](name string, v, most T) error {
 	if v == Off {
 		return nil
 	}
-	return within(name, v, 0, most)
+	return strict.Within(name, v, 0, most)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/strict"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -250,11 +251,8 @@ func (c Config) WithDefaults() Config {
 // Validate checks every field but Listen. The error names it.
 func (c Config) Validate() error {
 	c = c.WithDefaults()
-	if n := c.MaxBodyBytes; n < 1<<10 || n > 1<<28 {
-		return fmt.Errorf("max_body_bytes: %d is not between %d and %d", n, 1<<10, 1<<28)
-	}
-	if d := time.Duration(c.ReadTimeout); d < 10*time.Millisecond || d > time.Hour {
-		return fmt.Errorf("read_timeout: %v is not between 10ms and 1h", d)
-	}
-	return nil
+	return cmp.Or(
+		strict.Within("max_body_bytes", c.MaxBodyBytes, 1<<10, 1<<28),
+		strict.Within("read_timeout", c.ReadTimeout, policy.Duration(10*time.Millisecond), policy.Duration(time.Hour)),
+	)
 }

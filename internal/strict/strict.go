@@ -1,4 +1,4 @@
-// Package strict reads JSON configs.
+// Package strict reads and checks JSON configs.
 //
 // The rule. A field that is unknown, there twice, of a wrong type or in other case than its own, and
 // anything after the value, is refused with an error that names where it stands and what it ought to
@@ -135,4 +135,12 @@ var names = map[string]string{"Duration": `a duration like "1.5s"`, "Limit": `a 
 // kind returns what a field of this type wants.
 func kind(t reflect.Type) string {
 	return cmp.Or(names[t.Name()], kinds[t.Kind()], "a "+t.Kind().String())
+}
+
+// Within refuses a value out of bounds. The error names the field.
+func Within[T cmp.Ordered](field string, v, least, most T) error {
+	if v >= least && v <= most { // false for NaN
+		return nil
+	}
+	return fmt.Errorf("%s: %v is not between %v and %v", field, v, least, most)
 }
