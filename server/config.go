@@ -135,17 +135,7 @@ func ParseConfig(data []byte) (*Config, error) {
 // Validate checks every field. The error names it.
 func (c *Config) Validate() error {
 	full := c.withDefaults()
-	return cmp.Or(full.checkAccess(), full.checkHTTP(), full.checkBounds(), full.checkCluster(), full.checkDeployments())
-}
-
-func (c *Config) checkCluster() error {
-	if err := c.Cluster.Validate(); err != nil {
-		return fmt.Errorf("cluster.%w", err)
-	}
-	if n := c.Cluster.NATS; n != nil && n.Embed != nil {
-		return c.checkAddress("cluster.nats.embed.listen", n.Embed.Listen, n.Embed.TLS != nil, "there is no cluster.nats.embed.tls")
-	}
-	return nil
+	return cmp.Or(full.checkAccess(), full.checkBounds(), full.checkDeployments())
 }
 
 func (c *Config) checkBounds() error {
@@ -166,20 +156,15 @@ func (c *Config) checkDeployments() error {
 	var replicas []policy.Attributes
 	for _, name := range slices.Sorted(maps.Keys(c.Deployments)) {
 		d := c.Deployments[name]
-		if err := checkName(name); err != nil {
-			return fmt.Errorf("deployments: %w", err)
-		}
-		if err := d.validate(); err != nil {
-			return fmt.Errorf("deployments.%s: %w", name, err)
+		err := cmp.Or(strict.In("deployments: ", checkName(name)), strict.In("deployments."+name+": ", d.validate()))
+		if err != nil {
+			return err
 		}
 		for _, r := range d.Replicas {
 			replicas = append(replicas, eventsource.Declared(r, d.KVEvents, d.KVEventsReplay))
 		}
 	}
-	if err := admission.CheckListeners(replicas); err != nil {
-		return fmt.Errorf("deployments: %w", err)
-	}
-	return nil
+	return strict.In("deployments: ", admission.CheckListeners(replicas))
 }
 
 func (d *Deployment) validate() error {
@@ -188,28 +173,21 @@ func (d *Deployment) validate() error {
 			return fmt.Errorf("models[%d]: %w", i, err)
 		}
 	}
-	if d.Replicas == nil && d.Target == "" && !d.Register {
-		return errors.New("it has no replicas: give replicas, target, or register: true")
-	}
+	var target, events error
 	if d.Target != "" {
-		if _, _, err := parseTarget(d.Target); err != nil {
-			return fmt.Errorf("target: %w", err)
-		}
-	}
-	if slices.Contains(d.RegisterEventHosts, "") {
-		return errors.New("register_event_hosts: one is empty")
+		_, _, target = parseTarget(d.Target)
 	}
 	if d.KVEvents != "" || d.KVEventsReplay != "" {
-		source := policy.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay}
-		if _, err := eventsource.Parse(source); err != nil {
-			return err
-		}
+		_, events = eventsource.Parse(policy.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay})
 	}
-	if _, err := requestkey.ParseDialects(d.Dialects); err != nil {
-		return fmt.Errorf("dialects: %w", err)
-	}
+	_, dialects := requestkey.ParseDialects(d.Dialects)
 	const longest = policy.Duration(time.Hour)
 	return cmp.Or(
+		strict.Want(d.Replicas != nil || d.Target != "" || d.Register,
+			"it has no replicas: give replicas, target, or register: true"),
+		strict.In("target: ", target),
+		strict.Want(!slices.Contains(d.RegisterEventHosts, ""), "register_event_hosts: one is empty"),
+		events, strict.In("dialects: ", dialects),
 		strict.Within("health_check", cmp.Or(d.HealthCheck, longest), policy.Duration(100*time.Millisecond), longest),
 		d.ReplicaTLS.validateForReplicas(), d.checkLoadPoll(),
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
@@ -232,23 +210,17 @@ func checkName(name string) error {
 
 // checkAccess checks the addresses, the certificates and the principals. The error names the field.
 func (c *Config) checkAccess() error {
-	if err := c.checkAddress("listen", c.Listen, c.TLS != nil, "there is no TLS"); err != nil {
-		return err
-	}
-	if err := c.TLS.validate(); err != nil {
-		return fmt.Errorf("tls.%w", err)
-	}
-	if err := validatePrincipals(c.Principals, c.TLS); err != nil {
-		return fmt.Errorf("principals%w", err)
-	}
-	for i := range c.Principals {
-		for _, name := range c.Principals[i].Deployments {
-			if _, ok := c.Deployments[name]; !ok {
-				return fmt.Errorf("principals[%d].deployments: there is no deployment %q", i, name)
-			}
-		}
-	}
-	return c.checkAddress("metrics", c.Metrics, false, "the page has neither TLS nor principals")
+	embed := cmp.Or(cmp.Or(c.Cluster.NATS, new(cluster.NATS)).Embed, new(cluster.Embed))
+	return cmp.Or(
+		c.checkAddress("listen", c.Listen, c.TLS != nil, "there is no TLS"),
+		strict.In("tls.", c.TLS.validate()),
+		strict.In("principals", c.checkPrincipals()),
+		c.checkAddress("metrics", c.Metrics, false, "the page has neither TLS nor principals"),
+		c.checkAddress("http.listen", c.HTTP.Listen, c.TLS != nil, "there is no TLS"),
+		strict.In("http.", c.HTTP.Validate()),
+		strict.In("cluster.", c.Cluster.Validate()),
+		c.checkAddress("cluster.nats.embed.listen", embed.Listen, embed.TLS != nil, "there is no cluster.nats.embed.tls"),
+	)
 }
 
 // checkAddress refuses an address, "" = none, that other hosts reach without security. missing is what is not set.
@@ -261,10 +233,7 @@ func (c *Config) checkAddress(field, address string, secure bool, missing string
 		err = fmt.Errorf("%s is not on the loopback, and %s; allow_plaintext permits it if the network is trusted",
 			address, missing)
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", field, err)
-	}
-	return nil
+	return strict.In(field+": ", err)
 }
 
 // onLoopback reports whether only this host reaches an address, host:port.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -32,17 +31,6 @@ const (
 	// maxBodies bounds the bodies of the HTTP endpoint, in bytes, by the number of its connections.
 	maxBodies = 1 << 30
 )
-
-// checkHTTP checks the fields of the HTTP endpoint.
-func (c *Config) checkHTTP() error {
-	if err := c.checkAddress("http.listen", c.HTTP.Listen, c.TLS != nil, "there is no TLS"); err != nil {
-		return err
-	}
-	if err := c.HTTP.Validate(); err != nil {
-		return fmt.Errorf("http.%w", err)
-	}
-	return nil
-}
 
 // openHTTP makes the HTTP endpoint, if the config has one.
 func (s *Server) openHTTP(c *Config) {

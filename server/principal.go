@@ -49,38 +49,35 @@ const minToken, maxToken = 16, 4096
 // maxPrincipals bounds a config.
 const maxPrincipals = 10_000
 
-func validatePrincipals(all []Principal, t *TLS) error {
-	if len(all) > maxPrincipals {
-		return fmt.Errorf("more than %d", maxPrincipals)
+func (c *Config) checkPrincipals() error {
+	if len(c.Principals) > maxPrincipals {
+		return fmt.Errorf(": more than %d", maxPrincipals)
 	}
 	seen := make(map[string]bool)
-	for i := range all {
-		c := &all[i]
-		if err := c.validate(t); err != nil {
+	for i := range c.Principals {
+		p := &c.Principals[i]
+		if err := cmp.Or(p.validate(c), strict.Want(!seen[p.Name], "name: %q comes twice", p.Name)); err != nil {
 			return fmt.Errorf("[%d].%w", i, err)
 		}
-		if seen[c.Name] {
-			return fmt.Errorf("[%d].name: %q comes twice", i, c.Name)
-		}
-		seen[c.Name] = true
+		seen[p.Name] = true
 	}
 	return nil
 }
 
-func (c *Principal) validate(t *TLS) error {
-	if err := checkName(c.Name); err != nil {
-		return fmt.Errorf("name: %w", err)
+func (p *Principal) validate(c *Config) error {
+	for _, name := range p.Deployments {
+		if _, ok := c.Deployments[name]; !ok {
+			return fmt.Errorf("deployments: there is no deployment %q", name)
+		}
 	}
-	if c.TokenFile == "" && len(c.Subjects) == 0 {
-		return errors.New("token_file: the principal has neither token_file nor subjects")
-	}
-	if len(c.Subjects) > 0 && (t == nil || t.CA == "") {
-		return errors.New("subjects: they need tls.ca")
-	}
-	if slices.Contains(c.Subjects, "") {
-		return errors.New("subjects: one is empty")
-	}
-	return strict.Within("rate", c.Rate, 0, 1<<24)
+	return cmp.Or(
+		strict.In("name: ", checkName(p.Name)),
+		strict.Want(p.TokenFile != "" || len(p.Subjects) > 0,
+			"token_file: the principal has neither token_file nor subjects"),
+		strict.Want(len(p.Subjects) == 0 || c.TLS != nil && c.TLS.CA != "", "subjects: they need tls.ca"),
+		strict.Want(!slices.Contains(p.Subjects, ""), "subjects: one is empty"),
+		strict.Within("rate", p.Rate, 0, 1<<24),
+	)
 }
 
 // parseToken returns the digest of a token, which is given itself or as sha256:HEX.

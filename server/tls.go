@@ -1,16 +1,18 @@
 package server
 
 import (
+	"cmp"
 	"crypto/tls"
-	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
 
 	"github.com/warmpath/warmpath/internal/pemfile"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // TLS has what one side of connections shows, and the authority of the other side. The files are PEM, and are read again
@@ -35,32 +37,28 @@ const (
 )
 
 func (c *TLS) validate() error {
-	switch {
-	case c == nil:
+	if c == nil {
 		return nil
-	case c.Cert == "":
-		return errors.New("cert: missing")
-	case c.Key == "":
-		return errors.New("key: missing")
-	case c.ClientCerts != "" && c.ClientCerts != certsRequired && c.ClientCerts != certsOptional:
-		return fmt.Errorf("client_certs: %q is neither %s nor %s", c.ClientCerts, certsRequired, certsOptional)
-	case c.ClientCerts != "" && c.CA == "":
-		return errors.New("client_certs: it needs a ca")
 	}
-	return nil
+	known := []string{"", certsRequired, certsOptional}
+	return cmp.Or(
+		strict.Want(c.Cert != "", "cert: missing"),
+		strict.Want(c.Key != "", "key: missing"),
+		strict.Want(slices.Contains(known, c.ClientCerts), "client_certs: %q is neither %s nor %s", c.ClientCerts, certsRequired,
+			certsOptional),
+		strict.Want(c.ClientCerts == "" || c.CA != "", "client_certs: it needs a ca"),
+	)
 }
 
 // validateForReplicas checks a replica_tls. The error names the field.
 func (c *TLS) validateForReplicas() error {
-	switch {
-	case c == nil:
+	if c == nil {
 		return nil
-	case (c.Cert == "") != (c.Key == ""):
-		return errors.New("replica_tls.cert: it needs a key, and a key needs it")
-	case c.ClientCerts != "":
-		return errors.New("replica_tls.client_certs: only in tls")
 	}
-	return nil
+	return cmp.Or(
+		strict.Want((c.Cert == "") == (c.Key == ""), "replica_tls.cert: it needs a key, and a key needs it"),
+		strict.Want(c.ClientCerts == "", "replica_tls.client_certs: only in tls"),
+	)
 }
 
 // load reads the files, for either side of a connection; nil = there are none. The error names the field, which is in

@@ -31,8 +31,8 @@ func Parse(text []byte) ([]policy.Attributes, error) {
 		return nil, errors.New("replicas: missing")
 	}
 	entry := func(i int) string { return fmt.Sprintf("replicas[%d]", i) }
-	if i, field, err := fleet.Check(file.Replicas, entry); err != nil {
-		return nil, fmt.Errorf("%s.%s: %w", entry(i), field, err)
+	if i, err := fleet.Check(file.Replicas, entry); err != nil {
+		return nil, fmt.Errorf("%s.%w", entry(i), err)
 	}
 	for i, r := range file.Replicas {
 		if err := checkEvents(r); err != nil {

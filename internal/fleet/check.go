@@ -10,26 +10,20 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// want returns an error where a condition does not hold.
-func want(ok bool, format string, args ...any) error {
-	if ok {
-		return nil
-	}
-	return fmt.Errorf(format, args...)
-}
+	"github.com/warmpath/warmpath/internal/strict"
+)
 
 func checkNames(names []string) error {
 	i := slices.Index(names, "")
-	return want(i < 0, "name %d is empty", i+1)
+	return strict.Want(i < 0, "name %d is empty", i+1)
 }
 
 func checkID(id string) error {
 	i := strings.IndexFunc(id, func(c rune) bool { return c <= ' ' || c >= 0x7f })
 	return cmp.Or(
-		want(len(id) <= maxID, "longer than %d bytes", maxID),
-		want(i < 0, "%q has something else than printable ASCII at byte %d", id, i),
+		strict.Want(len(id) <= maxID, "longer than %d bytes", maxID),
+		strict.Want(i < 0, "%q has something else than printable ASCII at byte %d", id, i),
 	)
 }
 
@@ -65,7 +59,7 @@ func checkHost(host string) error {
 	if ip, err := netip.ParseAddr(host); err == nil && ip.Is6() {
 		name = cmp.Or(ip.Zone(), "none")
 	}
-	return want(hostName.MatchString(name), "%q is neither the name of a host nor an IP address", host)
+	return strict.Want(hostName.MatchString(name), "%q is neither the name of a host nor an IP address", host)
 }
 
 func checkPort(port string) error {

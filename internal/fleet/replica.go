@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 const (
@@ -62,73 +63,58 @@ func ParseList(list string) ([]policy.Attributes, error) {
 		fleet[i].Address = entry
 	}
 	entry := func(i int) string { return fmt.Sprintf("entry %d", i+1) }
-	if i, field, err := Check(fleet, entry); err != nil {
-		return nil, fmt.Errorf("%s (%q): %s: %w", entry(i), entries[i], field, err)
+	if i, err := Check(fleet, entry); err != nil {
+		return nil, fmt.Errorf("%s (%q): %w", entry(i), entries[i], err)
 	}
 	return fleet, nil
 }
 
 // Check fills in the defaults of a fleet, and refuses what is out of bounds or there twice. It returns the place of the
-// replica at fault, and the field; entry names a replica in errors.
-func Check(fleet []policy.Attributes, entry func(i int) string) (at int, field string, err error) {
+// replica at fault, and an error that names the field; entry names a replica in errors.
+func Check(fleet []policy.Attributes, entry func(i int) string) (at int, err error) {
 	ids, addresses := make(map[string]int, len(fleet)), make(map[string]int, len(fleet))
 	for i := range fleet {
 		r := &fleet[i]
-		if field, err := settle(r); err != nil {
-			return i, field, err
+		if err := Settle(r); err != nil {
+			return i, err
 		}
 		// The address first: where ids default to it, it is the better name.
 		key := addressKey(r.Address)
 		if j, dup := addresses[key]; dup {
-			return i, "address", fmt.Errorf("%s is already the address of %s", r.Address, entry(j))
+			return i, fmt.Errorf("address: %s is already the address of %s", r.Address, entry(j))
 		}
 		if j, dup := ids[r.ID]; dup {
-			return i, "id", fmt.Errorf("%q is already the id of %s", r.ID, entry(j))
+			return i, fmt.Errorf("id: %q is already the id of %s", r.ID, entry(j))
 		}
 		addresses[key], ids[r.ID] = i, i
 	}
-	return 0, "", nil
+	return 0, nil
 }
 
-// Settle checks a replica that came from elsewhere than a file or a list, and fills in its defaults. The error names
-// the field at fault. A kv_events that cannot be understood is none: its sender may be newer, and the replica can
-// be used.
+// Settle checks a replica, and fills in its defaults. The error names the field at fault. A kv_events that cannot be
+// understood is none: the replica can be used, and where it comes from elsewhere than a file or a list its sender may be
+// newer.
 func Settle(r *policy.Attributes) error {
-	if field, err := settle(r); err != nil {
-		return fmt.Errorf("%s: %w", field, err)
-	}
-	return nil
-}
-
-// settle checks one replica, fills in its defaults and names the field at fault.
-func settle(r *policy.Attributes) (field string, err error) {
 	r.ID = cmp.Or(r.ID, r.Address)
 	if r.Role == "both" {
 		r.Role = ""
 	}
-	for _, check := range []struct {
-		field string
-		err   error
-	}{
-		{"address", checkAddress(r.Address)},
-		{"id", checkID(r.ID)},
-		{"server_name", checkServerName(r.ServerName)},
-		{"weight", want(r.Weight >= 0 && !math.IsInf(r.Weight, 0), "%v is not a finite number of at least 0", r.Weight)},
-		{"max_ongoing_requests", want(r.MaxOngoing >= 0, "%d is less than 0", r.MaxOngoing)},
-		{"ranks", want(r.Ranks >= 0 && r.Ranks <= maxRanks, "%d is not between 0 and %d", r.Ranks, maxRanks)},
-		{"kv_events_replay", want(r.KVEventsReplay == "" || r.KVEvents != "", "there is no kv_events")},
-		{"instance", want(len(r.Instance) <= maxID, "longer than %d bytes", maxID)},
-		{"role", want(r.Role == "" || r.Role == policy.RolePrefill || r.Role == policy.RoleDecode,
-			"%.20q is unknown; want prefill, decode or both", r.Role)},
-		{"pair", checkID(r.Pair)},
-		{"kv_bootstrap", checkAddress(Bootstrap(*r))},
-		{"kv_engine_id", checkID(r.KVEngineID)},
-		{"models", checkNames(r.Models)},
-		{"adapters", checkNames(r.Adapters)},
-	} {
-		if check.err != nil {
-			return check.field, check.err
-		}
-	}
-	return "", nil
+	return cmp.Or(
+		strict.In("address: ", checkAddress(r.Address)),
+		strict.In("id: ", checkID(r.ID)),
+		strict.In("server_name: ", checkServerName(r.ServerName)),
+		strict.Want(r.Weight >= 0 && !math.IsInf(r.Weight, 0),
+			"weight: %v is not a finite number of at least 0", r.Weight),
+		strict.Want(r.MaxOngoing >= 0, "max_ongoing_requests: %d is less than 0", r.MaxOngoing),
+		strict.Within("ranks", r.Ranks, 0, maxRanks),
+		strict.Want(r.KVEventsReplay == "" || r.KVEvents != "", "kv_events_replay: there is no kv_events"),
+		strict.Want(len(r.Instance) <= maxID, "instance: longer than %d bytes", maxID),
+		strict.Want(r.Role == "" || r.Role == policy.RolePrefill || r.Role == policy.RoleDecode,
+			"role: %.20q is unknown; want prefill, decode or both", r.Role),
+		strict.In("pair: ", checkID(r.Pair)),
+		strict.In("kv_bootstrap: ", checkAddress(Bootstrap(*r))),
+		strict.In("kv_engine_id: ", checkID(r.KVEngineID)),
+		strict.In("models: ", checkNames(r.Models)),
+		strict.In("adapters: ", checkNames(r.Adapters)),
+	)
 }

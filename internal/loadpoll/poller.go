@@ -19,6 +19,7 @@ import (
 	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // atOnce bounds the polls under way of replicas that answered last, and those of all others.
@@ -158,10 +159,7 @@ func Parse(text string, pages map[string]string) (Source, error) {
 			return Source{}, fmt.Errorf("load_pages: replicas have no pages of their own with load_poll %q", text)
 		}
 		source := loadprobe.Source(text)
-		if err := source.Check(); err != nil {
-			return Source{}, fmt.Errorf("load_poll: %w", err)
-		}
-		return Source{replica: source}, nil
+		return Source{replica: source}, strict.In("load_poll: ", source.Check())
 	}
 	if err := checkPage(text); err != nil {
 		return Source{}, fmt.Errorf("load_poll: %w", err)

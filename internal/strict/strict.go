@@ -144,3 +144,19 @@ func Within[T cmp.Ordered](field string, v, least, most T) error {
 	}
 	return fmt.Errorf("%s: %v is not between %v and %v", field, v, least, most)
 }
+
+// Want returns an error where a condition does not hold.
+func Want(ok bool, format string, args ...any) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
+// In puts the name of an object before an error, which names a field of it; nil stays nil.
+func In(object string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s%w", object, err)
+}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/admission"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // A Replica is this process as clients and look-aside servers see it. Its methods may be called from any goroutine.
@@ -108,7 +109,7 @@ func (r *Replica) reachedAt(l net.Addr) error {
 		return fmt.Errorf("replica: Replica: address: missing, and the listener's, %s, is none that clients can use", l)
 	}
 	r.own, err = settle(r.own, l.String())
-	return err
+	return strict.In("replica: Replica: ", err)
 }
 
 // Config describes the replica. Its zero value counts calls, refuses none, and registers nowhere.
@@ -159,29 +160,22 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	switch {
-	case c.DrainTimeout < 0:
-		return c, fmt.Errorf("replica: DrainTimeout: %v is less than 0", c.DrainTimeout)
-	case c.Lease != 0 && (c.Lease < minLease || c.Lease > maxLease):
-		return c, fmt.Errorf("replica: Lease: %v is not between %v and %v", c.Lease, minLease, maxLease)
-	case c.Replica.MaxOngoing > math.MaxInt32:
-		return c, fmt.Errorf("replica: Replica: max_ongoing_requests: %d is more than %d", c.Replica.MaxOngoing,
-			math.MaxInt32)
-	case c.KVTokens < 0 || c.KVTokens > math.MaxInt32:
-		return c, fmt.Errorf("replica: KVTokens: %d is not between 0 and %d", c.KVTokens, math.MaxInt32)
-	}
-	settled, err := settle(c.Replica, cmp.Or(c.Replica.Address, "127.0.0.1:1"))
+	settled, wrong := settle(c.Replica, cmp.Or(c.Replica.Address, "127.0.0.1:1"))
 	if c.Replica.Address != "" { // else the listener's is not known yet
 		c.Replica = settled
 	}
-	return c, err
+	return c, strict.In("replica: ", cmp.Or(
+		strict.Want(c.DrainTimeout >= 0, "DrainTimeout: %v is less than 0", c.DrainTimeout),
+		strict.Within("Lease", cmp.Or(c.Lease, minLease), minLease, maxLease),
+		strict.Within("Replica: max_ongoing_requests", c.Replica.MaxOngoing, 0, math.MaxInt32),
+		strict.Within("KVTokens", c.KVTokens, 0, math.MaxInt32),
+		strict.In("Replica: ", wrong),
+	))
 }
 
 // settle returns a replica at an address with its defaults, as a fleet file would have it.
 func settle(r policy.Attributes, address string) (policy.Attributes, error) {
 	r.Address = address
-	if err := admission.Admit(&r); err != nil {
-		return r, fmt.Errorf("replica: Replica: %w", err)
-	}
-	return r, nil
+	err := admission.Admit(&r)
+	return r, err
 }
