@@ -152,10 +152,11 @@ func (s Selection) check() error {
 // default filled in.
 func ParseConfig(data []byte) (*Config, error) {
 	var c Config
-	if err := Decode(data, &c); err != nil {
-		return nil, fmt.Errorf("config: %w", err)
+	err := Decode(data, &c)
+	if err == nil {
+		err = c.Validate()
 	}
-	if err := c.Validate(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("config: %w", err)
 	}
 	full := c.WithDefaults()
@@ -189,7 +190,7 @@ func (c Config) WithDefaults() Config {
 // its config. The error names the field.
 func (c *Config) Validate() error {
 	const day = 24 * Duration(time.Hour)
-	err := cmp.Or(
+	return cmp.Or(
 		strict.Within("max_ongoing_requests", c.MaxOngoingRequests, 0, 1<<30),
 		whole("max_queued_requests", c.MaxQueuedRequests, 1<<30),
 		strict.Within("max_attempts", c.MaxAttempts, 0, 10),
@@ -201,14 +202,9 @@ func (c *Config) Validate() error {
 		c.Backoff.validate(),
 		c.Ejection.validate(),
 		checkSessionKeys(c.SessionKeys),
+		c.Adoption.validate(),
+		Selection{cmp.Or(c.Policy.Name, Default), c.Policy.Config}.check(),
 	)
-	if err == nil {
-		err = c.Adoption.validate()
-	}
-	if err == nil {
-		err = Selection{cmp.Or(c.Policy.Name, Default), c.Policy.Config}.check()
-	}
-	return err
 }
 
 const (

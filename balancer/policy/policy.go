@@ -19,6 +19,7 @@ package policy
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -66,11 +67,11 @@ func New(name string, config json.RawMessage) (Policy, error) {
 		return Policy{}, fmt.Errorf("policy: %q is unknown; choose one of %s", name, strings.Join(Names(), ", "))
 	}
 	p, err := f.(factory)(config)
+	if err == nil && p.Choose == nil {
+		err = errors.New("it has no Choose")
+	}
 	if err != nil {
 		return Policy{}, fmt.Errorf("policy.%s: %w", name, err)
-	}
-	if p.Choose == nil {
-		return Policy{}, fmt.Errorf("policy.%s: it has no Choose", name)
 	}
 	p.Name = name
 	return p, nil
