@@ -33,8 +33,8 @@ const (
 // blocks is the blocks of one rank by the engine's hash, those held and the ghosts each in the order they were
 // touched. It holds max of them.
 type blocks struct {
-	places map[uint64]uint32
-	all    []block // the first ones are the lists' ends: rings
+	places map[uint64]uint32 // never that of a list's end
+	all    []block           // the first ones are the lists' ends: rings
 	held   int
 	max    int
 }
@@ -48,15 +48,6 @@ func newBlocks(maxBytes int) blocks {
 func (b *blocks) reset() {
 	b.places, b.held = make(map[uint64]uint32), 0
 	b.all = []block{heldList: {prev: heldList, next: heldList}, ghostList: {prev: ghostList, next: ghostList}}
-}
-
-// find returns the block with an engine's hash, and its place; nil if it is not known.
-func (b *blocks) find(engine uint64) (*block, uint32) {
-	i, ok := b.places[engine]
-	if !ok {
-		return nil, 0
-	}
-	return &b.all[i], i
 }
 
 // next is the place for a block that is not known: a new one, or that of the block to forget, which is the oldest

@@ -1,7 +1,6 @@
 package kvevents
 
 import (
-	"encoding/binary"
 	"slices"
 	"strings"
 
@@ -55,11 +54,11 @@ func (e *Event) SetKeys(block int, keys []string) {
 }
 
 // HashOf is an engine's hash of bytes: the last eight count.
-func HashOf(b []byte) uint64 {
-	var h [8]byte
-	b = b[max(len(b)-8, 0):]
-	copy(h[8-len(b):], b)
-	return binary.BigEndian.Uint64(h[:])
+func HashOf(b []byte) (h uint64) {
+	for _, c := range b {
+		h = h<<8 | uint64(c)
+	}
+	return h
 }
 
 // Batch is what an engine publishes at once.

@@ -83,7 +83,7 @@ func (t *translator) event(e *Event) {
 	default: // copies of known blocks on another tier
 		t.reaches(tier)
 		for _, hash := range e.Hashes {
-			if x, i := t.blocks.find(hash); x != nil {
+			if i, known := t.blocks.places[hash]; known {
 				t.hold(i, tier)
 			} else {
 				t.stream.counts.Orphaned++
@@ -148,12 +148,13 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 	}
 	x := block{seed: uint64(kvindex.SeedFor(model(t.stream.Attrs), e.Adapter, e.Salt))}
 	if e.Parent != 0 {
-		p, i := t.blocks.find(e.Parent)
-		if p == nil {
+		i, known := t.blocks.places[e.Parent]
+		if !known {
 			t.stream.counts.Orphaned++
 			return
 		}
 		t.blocks.touch(i)
+		p := &t.blocks.all[i]
 		x = block{seed: p.seed, parent: p.chained, depth: p.depth + 1}
 	}
 	if e.Opaque > 0 {
@@ -173,16 +174,16 @@ func (t *translator) store(e *Event, tier policy.Tier) {
 
 // place returns the place of a block, which is new, known, or not what was known under the engine's hash.
 func (t *translator) place(x block) uint32 {
-	known, i := t.blocks.find(x.engine)
-	if known != nil && known.chained == x.chained {
+	i, known := t.blocks.places[x.engine]
+	if known && t.blocks.all[i].chained == x.chained {
 		return i
 	}
-	if known == nil {
+	if !known {
 		i = t.blocks.next()
 	}
 	old := &t.blocks.all[i]
 	was := old.fastest()
-	if known == nil && was < policy.Tiers {
+	if !known && was < policy.Tiers {
 		t.stream.counts.Forgotten++
 	}
 	old.copies = [policy.Tiers]uint8{}
@@ -205,8 +206,9 @@ func (t *translator) hold(i uint32, tier policy.Tier) {
 
 // remove takes a copy of a block from a tier.
 func (t *translator) remove(hash uint64, tier policy.Tier) {
-	x, i := t.blocks.find(hash)
-	if x == nil || x.copies[tier] == 0 {
+	i := t.blocks.places[hash] // 0, where nothing is held, if it is not known
+	x := &t.blocks.all[i]
+	if x.copies[tier] == 0 {
 		return
 	}
 	was := x.fastest()

@@ -117,6 +117,15 @@ func (p *part) steps() (all []part, err error) {
 	return all, nil
 }
 
+// read calls to with what a part consists of.
+func (p *part) read(to func([]part) error) error {
+	steps, err := p.steps()
+	if err != nil {
+		return err
+	}
+	return to(steps)
+}
+
 // Parse reads the text of a tokenizer.json.
 func Parse(raw []byte) (*bpe.Encoder, error) {
 	var d document
@@ -126,26 +135,17 @@ func Parse(raw []byte) (*bpe.Encoder, error) {
 	var b builder
 	for _, x := range []struct {
 		name string
-		read func([]part) error
-		part *part
+		read func() error
 	}{
-		{"normalizer", b.normalizer, d.Normalizer},
-		{"pre_tokenizer", b.preTokenizer, d.PreTokenizer},
-		{"post_processor", b.postProcessor, d.PostProcessor},
+		{"normalizer", func() error { return d.Normalizer.read(b.normalizer) }},
+		{"pre_tokenizer", func() error { return d.PreTokenizer.read(b.preTokenizer) }},
+		{"post_processor", func() error { return d.PostProcessor.read(b.postProcessor) }},
+		{"model", func() error { return b.model(d.Model) }},
+		{"added_tokens", func() error { return b.addedTokens(d.AddedTokens) }},
 	} {
-		steps, err := x.part.steps()
-		if err == nil {
-			err = x.read(steps)
-		}
-		if err != nil {
+		if err := x.read(); err != nil {
 			return nil, fmt.Errorf("%s: %w", x.name, err)
 		}
-	}
-	if err := b.model(d.Model); err != nil {
-		return nil, fmt.Errorf("model: %w", err)
-	}
-	if err := b.addedTokens(d.AddedTokens); err != nil {
-		return nil, fmt.Errorf("added_tokens: %w", err)
 	}
 	return b.build()
 }
