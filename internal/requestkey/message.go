@@ -56,8 +56,16 @@ func open(msg any, named, cheap bool) source {
 		if _, generated := msg.(proto.Message); generated || named {
 			m.typed = reflected(msg)
 		}
-		if m.typed == nil {
-			m.message = selfEncoded(msg)
+		if m.typed != nil {
+			break
+		}
+		switch b := msg.(type) {
+		case interface{ Bytes() []byte }:
+			m.raw = b.Bytes()
+		case interface{ Marshal() ([]byte, error) }:
+			m.raw, _ = b.Marshal()
+		default: // one of the first API
+			m.typed = reflected(msg)
 		}
 	}
 	return m
@@ -69,19 +77,6 @@ func joined(b mem.BufferSlice, first bool) []byte {
 		return b[0].ReadOnlyData()
 	}
 	return b.Materialize()
-}
-
-// selfEncoded returns a message that holds its encoded form or encodes itself, else one of the first API.
-func selfEncoded(msg any) (m message) {
-	switch b := msg.(type) {
-	case interface{ Bytes() []byte }:
-		m.raw = b.Bytes()
-	case interface{ Marshal() ([]byte, error) }:
-		m.raw, _ = b.Marshal()
-	default:
-		m.typed = reflected(msg)
-	}
-	return m
 }
 
 // reflected returns a message of either API for reflection; nil for what is none, and for one at which protoreflect
