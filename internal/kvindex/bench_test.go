@@ -197,7 +197,7 @@ func weigh(fleet, holders, blocks int) (f footprint) {
 			}
 			x.Insert(slots[(n*131+round*(fleet/holders))%fleet], chain)
 		}
-		if x.held != blocks*(round+1) {
+		if x.Holders() != blocks*(round+1) {
 			panic("not every block has its holder")
 		}
 		sets := float64(x.blocks.bytes+x.blocks.segments.bytes) / float64(blocks)
@@ -206,9 +206,9 @@ func weigh(fleet, holders, blocks int) (f footprint) {
 		} else {
 			f.further = max(f.further, (sets-f.block)/float64(round))
 		}
-		f.lru = max(f.lru, float64(x.lru.nodes.bytes+x.cells.bytes)/float64(x.held))
+		f.lru = max(f.lru, float64(x.lru.nodes.bytes+x.cells.bytes)/float64(x.Holders()))
 	}
-	f.total = float64(x.bytes()) / float64(x.held)
+	f.total = float64(x.bytes()) / float64(x.Holders())
 	return f
 }
 

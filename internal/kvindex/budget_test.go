@@ -66,7 +66,7 @@ func TestBudgetFollowsTheShapeOfTheLoad(t *testing.T) {
 				require.LessOrEqual(t, x.Stats().Bytes, int64(minBytes))
 			}
 		}
-		return x.Stats().Holders
+		return x.Holders()
 	}
 	one := func() int {
 		for i := range 3000 {
@@ -137,7 +137,7 @@ func TestCapacityShrinksDuringAnInsert(t *testing.T) {
 	x.SetCapacity(s, 5)
 	for len(p.blocks) > 0 && x.insertStep(&p) {
 	}
-	assert.LessOrEqual(t, x.Stats().Holders, 5)
+	assert.LessOrEqual(t, x.Holders(), 5)
 	verify(t, x)
 }
 
@@ -175,7 +175,7 @@ func TestTheOldestOfTheFleetGoFirst(t *testing.T) {
 		x.Insert(slots[i%4], random(uint64(i), 20))
 		if i > 4000 {
 			for _, s := range slots {
-				require.InEpsilon(t, x.held/4, x.lru.lanes[s].n, 0.02)
+				require.InEpsilon(t, x.Holders()/4, x.lru.lanes[s].n, 0.02)
 			}
 		}
 	}

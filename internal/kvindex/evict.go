@@ -95,7 +95,6 @@ func (x *Index) release(lane uint16, at uint32, mask uint8) int {
 	gone := all[i].mask() & mask
 	lost := bits.OnesCount8(gone)
 	x.lru.lanes[lane].n -= uint32(lost)
-	x.held -= lost
 	live := g.live()
 	if left := all[i].mask() &^ mask; left != 0 {
 		all[i].setMask(left)

@@ -36,7 +36,6 @@ type Index struct {
 	unswept int      // their holdings
 	fixed   int64    // bytes of what replicas cost without blocks
 
-	held       int // (block, lane) pairs
 	generation uint64
 	tick       uint32
 	evictions  uint64
@@ -58,7 +57,6 @@ func New(budget int64) *Index {
 // Stats is the state of an [Index] at one moment.
 type Stats struct {
 	Blocks    int    // different blocks in memory, those that only dropped replicas held included until they are swept
-	Holders   int    // (block, replica) pairs that Match can see
 	Bytes     int64  // memory held, counted from the arrays allocated
 	Evictions uint64 // (block, replica) pairs given up for a capacity or the byte budget, ever
 
@@ -74,7 +72,6 @@ func (x *Index) Stats() Stats {
 	defer x.mu.RUnlock()
 	return Stats{
 		Blocks:        x.blocks.n,
-		Holders:       x.held - x.unswept,
 		Bytes:         x.bytes(),
 		Evictions:     x.evictions,
 		LiveEvictions: x.unreported,

@@ -127,10 +127,10 @@ func TestBlockTwiceInAnInsert(t *testing.T) {
 	for range 3 {
 		twice := append(append([]uint64{blocks[4], blocks[4]}, blocks...), blocks[2], blocks[8])
 		x.Insert(s, twice)
-		assert.Equal(t, 9, x.Stats().Holders)
+		assert.Equal(t, 9, x.Holders())
 		assert.Equal(t, 9, depthOf(x, s, blocks))
 		verify(t, x)
 		x.Remove(s, twice)
-		assert.Zero(t, x.Stats().Holders)
+		assert.Zero(t, x.Holders())
 	}
 }

@@ -199,9 +199,7 @@ func (x *Index) hold(p *insertion, r ref, n int) {
 	var own uint32
 	if ok {
 		own = all[i].node()
-		gained := bits.OnesCount8(mask &^ all[i].mask())
-		l.n += uint32(gained)
-		x.held += gained
+		l.n += uint32(bits.OnesCount8(mask &^ all[i].mask()))
 		all[i].setMask(all[i].mask() | mask)
 		if g.inCell() {
 			g.holders[0].setMask(g.live() | mask)
@@ -214,7 +212,6 @@ func (x *Index) hold(p *insertion, r ref, n int) {
 		*x.lru.nodes.at(own) = node{segment: r.segment(), lane: p.lane, tick: p.tick - 1}
 		x.cells.add(g, newHolding(p.lane, mask, own))
 		l.n += uint32(n)
-		x.held += n
 	}
 	if nd := x.lru.nodes.at(own); nd.tick != p.tick {
 		nd.tick = p.tick

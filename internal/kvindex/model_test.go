@@ -97,7 +97,7 @@ func TestAgreesWithTheModel(t *testing.T) {
 				require.Equal(t, depths[k-1], shared(&got, k))
 			}
 		}
-		require.Equal(t, m.holders(), x.Stats().Holders)
+		require.Equal(t, m.holders(), x.Holders())
 		verify(t, x)
 	}
 }
@@ -119,14 +119,14 @@ func TestLRUWithoutRecentChains(t *testing.T) {
 		require.Equal(t, len(blocks), depthOf(x, s, blocks))
 		probe := prompt(r.IntN(4), r.IntN(12), r.IntN(3), 30)
 		require.LessOrEqual(t, depthOf(x, s, probe), ever.depth(s, probe))
-		require.LessOrEqual(t, x.Stats().Holders, capacity)
+		require.LessOrEqual(t, x.Holders(), capacity)
 		before := 0 // a prompt is held from its beginning, as far as one of the latest is
 		for _, hash := range ever.held[s][:min(len(blocks), len(ever.held[s]))] {
 			before += scanned(x, s, []uint64{hash})
 		}
 		require.Equal(t, len(blocks), before)
 	}
-	require.Greater(t, x.Stats().Holders, capacity-segmentSize)
+	require.Greater(t, x.Holders(), capacity-segmentSize)
 	verify(t, x)
 }
 
