@@ -29,13 +29,14 @@
 package cacheview
 
 import (
-	"fmt"
+	"cmp"
 	"sync"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Options configure an [Index].
@@ -62,13 +63,10 @@ const (
 
 // CheckSizes checks the blocks that prompts are cut in and the budget of an index. The error names the field.
 func CheckSizes(blockTokens int, indexBytes int64) error {
-	if blockTokens < 1 || blockTokens > maxBlockTokens {
-		return fmt.Errorf("block_tokens: it is %d, want 1 to %d", blockTokens, maxBlockTokens)
-	}
-	if indexBytes < minIndexBytes {
-		return fmt.Errorf("index_bytes: it is %d, want at least %d", indexBytes, minIndexBytes)
-	}
-	return nil
+	return cmp.Or(
+		strict.Within("block_tokens", blockTokens, 1, maxBlockTokens),
+		strict.Want(indexBytes >= minIndexBytes, "index_bytes: it is %d, want at least %d", indexBytes, minIndexBytes),
+	)
 }
 
 // Index is the cache view of one Router's replicas. Safe for concurrent use.

@@ -38,11 +38,11 @@ package consistenthash
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Bounds of [Config].
@@ -82,15 +82,13 @@ func (c Config) WithDefaults() Config {
 // validate checks a config with its defaults.
 func (c Config) validate() error {
 	n := c.NumFallbackReplicas
-	switch {
-	case c.NumVirtualNodes < 1 || c.NumVirtualNodes > maxVirtualNodes:
-		return fmt.Errorf("num_virtual_nodes: %d is not between 1 and %d", c.NumVirtualNodes, maxVirtualNodes)
-	case n != policy.Off && !(n >= 0 && n < 1<<30 && n == policy.Limit(int(n))):
-		return fmt.Errorf("num_fallback_replicas: %v is neither a whole number of at least 0 nor off", n)
-	case c.MaxLoadFactor != 0 && !(c.MaxLoadFactor >= 1) || math.IsInf(c.MaxLoadFactor, 1):
-		return fmt.Errorf("max_load_factor: %v is neither 0 nor at least 1", c.MaxLoadFactor)
-	}
-	return nil
+	whole := n >= 0 && n < 1<<30 && n == policy.Limit(int(n))
+	bound := c.MaxLoadFactor >= 1 && !math.IsInf(c.MaxLoadFactor, 1)
+	return cmp.Or(
+		strict.Within("num_virtual_nodes", c.NumVirtualNodes, 1, maxVirtualNodes),
+		strict.Want(whole || n == policy.Off, "num_fallback_replicas: %v is neither a whole number of at least 0 nor off", n),
+		strict.Want(bound || c.MaxLoadFactor == 0, "max_load_factor: %v is neither 0 nor at least 1", c.MaxLoadFactor),
+	)
 }
 
 // Name is the policy's name in a config.

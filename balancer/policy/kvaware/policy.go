@@ -3,11 +3,11 @@ package kvaware
 import (
 	"cmp"
 	"context"
-	"fmt"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Name is the policy's name in a config.
@@ -61,10 +61,11 @@ func (c Config) WithDefaults() Config {
 
 // validate checks a config with its defaults.
 func (c Config) validate() error {
-	if n := c.KVTokens; n != policy.Off && !(n >= 0 && n <= 1<<50) {
-		return fmt.Errorf("kv_tokens: it is %v, want at least 0, or off", n)
-	}
-	return cacheview.CheckSizes(c.BlockTokens, c.IndexBytes)
+	n := c.KVTokens
+	return cmp.Or(
+		strict.Want(n == policy.Off || n >= 0 && n <= 1<<50, "kv_tokens: it is %v, want at least 0, or off", n),
+		cacheview.CheckSizes(c.BlockTokens, c.IndexBytes),
+	)
 }
 
 // kvAware is the policy; it belongs to one Router.

@@ -3,13 +3,13 @@ package prefixaffinity
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Name is the policy's name in a config.
@@ -76,18 +76,15 @@ func (c Config) WithDefaults() Config {
 
 // validate checks a config with its defaults.
 func (c Config) validate() error {
-	refuse := func(field string, value any, want string) error {
-		return fmt.Errorf("%s: it is %v, want %s", field, value, want)
-	}
-	switch {
-	case c.MatchRateThreshold != policy.Off && !(c.MatchRateThreshold >= 0 && c.MatchRateThreshold <= 1):
-		return refuse("match_rate_threshold", c.MatchRateThreshold, "0 to 1, or off")
-	case c.OnMiss != OnMissRendezvous && c.OnMiss != OnMissLeastLoaded && c.OnMiss != OnMissSmallest:
-		return refuse("on_miss", fmt.Sprintf("%q", c.OnMiss), "rendezvous, least_loaded or smallest")
-	case c.ImbalancedThreshold < 0:
-		return refuse("imbalanced_threshold", c.ImbalancedThreshold, "at least 0 (0 = off)")
-	}
-	return cacheview.CheckSizes(c.BlockTokens, c.IndexBytes)
+	rate, most := c.MatchRateThreshold, c.ImbalancedThreshold
+	share := rate == policy.Off || rate >= 0 && rate <= 1
+	known := slices.Contains([]string{OnMissRendezvous, OnMissLeastLoaded, OnMissSmallest}, c.OnMiss)
+	return cmp.Or(
+		strict.Want(share, "match_rate_threshold: it is %v, want 0 to 1, or off", rate),
+		strict.Want(known, "on_miss: it is %q, want rendezvous, least_loaded or smallest", c.OnMiss),
+		strict.Want(most >= 0, "imbalanced_threshold: it is %v, want at least 0 (0 = off)", most),
+		cacheview.CheckSizes(c.BlockTokens, c.IndexBytes),
+	)
 }
 
 const (
