@@ -66,7 +66,8 @@ func (s *subscriber) join() error {
 		go p.run(ctx)
 	}
 	if slices.ContainsFunc(p.subscribers, func(o *subscriber) bool {
-		return o.Attrs.Address != s.Attrs.Address && (strings.HasPrefix(o.Topic, s.Topic) || strings.HasPrefix(s.Topic, o.Topic))
+		overlap := strings.HasPrefix(o.Topic, s.Topic) || strings.HasPrefix(s.Topic, o.Topic)
+		return overlap && o.Attrs.Address != s.Attrs.Address
 	}) {
 		return errShared
 	}

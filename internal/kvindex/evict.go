@@ -13,8 +13,8 @@ type recency struct {
 	until  uint32
 }
 
-// node is the place of a holding among those of its lane, which are linked in a ring from the most to the least recently
-// used, with the lane's own node between them. Within a holding, the highest position goes first.
+// node is the place of a holding among those of its lane. These are linked in a ring from the most to the least
+// recently used, with the lane's own node between them. Within a holding, the highest position goes first.
 type node struct {
 	segment uint32
 	tick    uint32 // when it was last touched

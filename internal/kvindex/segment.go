@@ -16,8 +16,8 @@ type segment struct {
 
 const segmentSize = 7
 
-// holding is what one lane holds of a segment. From the low bits: its node in 32, at bit 40 the positions held, at bit 48
-// the lane. In a segment whose holdings are in a cell, a bit is set, the cell takes the place of the node, and the
+// holding is what one lane holds of a segment. From the low bits: its node in 32, at bit 40 the positions held, at bit
+// 48 the lane. In a segment whose holdings are in a cell, a bit is set, the cell takes the place of the node, and the
 // positions are those that any lane holds.
 type holding uint64
 

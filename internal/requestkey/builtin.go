@@ -68,8 +68,8 @@ func bootstrap(params, sequences dialect.Path, room legFields) *dialect.KV {
 	return &dialect.KV{Params: params, Sequences: sequences, Prefill: room, Decode: room}
 }
 
-// Builtin are the dialects of the servers known here, by their published field numbers. It is never written. An Abort is
-// named for servers whose engines may go on when a call is cancelled; SGLang's own server aborts by itself.
+// Builtin are the dialects of the servers known here, by their published field numbers. It is never written. An Abort
+// is named for servers whose engines may go on when a call is cancelled; SGLang's own server aborts by itself.
 // original_text is for debugging and may be empty: not read.
 var Builtin = []dialect.Dialect{
 	{

@@ -49,8 +49,8 @@ func (m *Model) append(dst []uint32, piece string, s *scratch) ([]uint32, error)
 	return m.merged(dst, piece, s)
 }
 
-// merged merges the two neighbours of the lowest rank, of equals the leftmost, until none are left: a heap over a linked
-// list. Two pairs of equal rank are the same pair.
+// merged merges the two neighbours of the lowest rank, of equals the leftmost, until none are left: a heap over a
+// linked list. Two pairs of equal rank are the same pair.
 func (m *Model) merged(dst []uint32, piece string, s *scratch) ([]uint32, error) {
 	s.ids, s.list, s.heap = m.symbols(s.ids[:0], piece), s.list[:0], s.heap[:0]
 	n := int32(len(s.ids))
