@@ -1,3 +1,34 @@
+// Package server is the look-aside server: membership, load and decisions for any number of clients, in one process
+// and in memory.
+//
+// # Rule
+//
+// A deployment is one fleet and one [router.Router] over it. A client asks it for a replica (ChooseReplica), or
+// watches it and picks by itself (WatchReplicas). The load of a replica is one figure for both: the sum of the reports
+// of watching clients and of the picks made here. It is added up and sent once an interval; from it a client subtracts
+// its own reports, up to the one that the server has counted.
+//
+// A pick made here ends with its lease at the latest. One of mode count adds to the load for a fixed time, so that a
+// client that never reports does not send everything to one replica.
+//
+// Members come from the config, from a gRPC target that is resolved again at an interval, and from replicas that
+// register themselves with a lease. A source that fails leaves its last members.
+//
+// # Complexity
+//
+// A pick costs the policy's time and O(replicas) for its fallbacks. A report costs its own size. Once an interval the
+// sum costs O(replicas); each watcher is sent the changes, which are put together once for all watchers that are up to
+// date.
+//
+// # Guarantees
+//
+// Everything that clients can make grow is bounded by the [Config]. A config that is refused leaves the one before in
+// force. One that is accepted keeps the state of every deployment whose policy is unchanged; another policy begins with
+// the fleet, the load and the ejections of the one before. No prompt is kept or logged: text and tokens are hashed in the
+// call.
+//
+// The package imports neither client nor resolver nor balancer: it shares with them the core, the policies and the
+// contract in proto/warmpath/v1.
 package server
 
 import (
@@ -16,6 +47,7 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 	channelz "google.golang.org/grpc/channelz/service"
 	"google.golang.org/grpc/credentials"
@@ -245,4 +277,70 @@ func (s *Server) Close() {
 	if s.http != nil {
 		_ = s.http.Close()
 	}
+}
+
+// boundedListener bounds the connections; one host may have half of them. More are closed at once: if they waited, a
+// host with idle connections would shut out the others.
+type boundedListener struct {
+	net.Listener
+	most    int
+	log     *slog.Logger
+	refused rate.Sometimes // when refusals are logged
+
+	mu   sync.Mutex     // guards open; nothing is locked under it
+	open map[string]int // by host; "" = all
+}
+
+func newBoundedListener(l net.Listener, most int, log *slog.Logger) *boundedListener {
+	return &boundedListener{
+		Listener: l, most: most, log: log, open: make(map[string]int),
+		refused: rate.Sometimes{First: 1, Interval: 10 * time.Second},
+	}
+}
+
+// Accept implements [net.Listener].
+func (l *boundedListener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		host, _, err := net.SplitHostPort(c.RemoteAddr().String())
+		if err != nil { // a Unix socket has no hosts
+			host = c.RemoteAddr().Network()
+		}
+		if l.count(host, 1) {
+			return &boundedConn{Conn: c, end: sync.OnceFunc(func() { l.count(host, -1) })}, nil
+		}
+		l.refused.Do(func() {
+			l.log.Warn("warmpath: connections are refused: max_connections", "most", l.most, "last", host)
+		})
+		_ = c.Close()
+	}
+}
+
+// count counts n connections of a host more, unless there are as many as there may be.
+func (l *boundedListener) count(host string, n int) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n > 0 && (l.open[""] >= l.most || l.open[host] >= (l.most+1)/2) {
+		return false
+	}
+	l.open[""] += n
+	if l.open[host] += n; l.open[host] == 0 {
+		delete(l.open, host)
+	}
+	return true
+}
+
+// boundedConn gives its place back when it is closed.
+type boundedConn struct {
+	net.Conn
+	end func()
+}
+
+// Close implements [net.Conn].
+func (c *boundedConn) Close() error {
+	defer c.end()
+	return c.Conn.Close()
 }
