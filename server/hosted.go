@@ -224,17 +224,16 @@ func (h *hosted) close() {
 // modes.
 func announce(log *slog.Logger, dc *Deployment, notServing string) {
 	attrs := router.Describe(dc.Config)
-	for _, source := range []struct {
-		name string
-		has  bool
-	}{
-		{"target", dc.Target != ""}, {"register", dc.Register}, {"health_check", dc.HealthCheck != 0},
-		{"load_poll", dc.LoadPoll != ""}, {"replica_tls", dc.ReplicaTLS != nil},
-	} {
-		if source.has {
-			attrs = append(attrs, slog.Bool(source.name, true))
+	note := func(source string, has bool) {
+		if has {
+			attrs = append(attrs, slog.Bool(source, true))
 		}
 	}
+	note("target", dc.Target != "")
+	note("register", dc.Register)
+	note("health_check", dc.HealthCheck != 0)
+	note("load_poll", dc.LoadPoll != "")
+	note("replica_tls", dc.ReplicaTLS != nil)
 	attrs = append(attrs, slog.Int("replicas", len(dc.Replicas)))
 	log.LogAttrs(context.Background(), slog.LevelInfo, "warmpath: the deployment starts", attrs...)
 	if notServing != "" {

@@ -12,7 +12,6 @@ import (
 	"net"
 	"net/url"
 	"os"
-	"strconv"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
@@ -146,14 +145,8 @@ func (b *bus) start(e *cluster.Embed) error {
 // embedded are NATS's options: a port for the other servers, and one on the loopback, without which NATS opens no port
 // at all, whose password does not leave this process.
 func embedded(e *cluster.Embed, password string) (*natsserver.Options, error) {
-	host, port, err := net.SplitHostPort(e.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
-	n, err := strconv.Atoi(port)
-	if err != nil {
-		return nil, fmt.Errorf("listen: %w", err)
-	}
+	host, port, _ := net.SplitHostPort(e.Listen) // the config was checked
+	n, _ := net.LookupPort("tcp", port)
 	o := &natsserver.Options{
 		ServerName: "warmpath-" + nuid.Next(), NoSigs: true, JetStream: true,
 		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT,
@@ -167,15 +160,13 @@ func embedded(e *cluster.Embed, password string) (*natsserver.Options, error) {
 		Name: "warmpath", NoAdvertise: true, Host: cmp.Or(host, "0.0.0.0"), Port: cmp.Or(n, natsserver.RANDOM_PORT),
 	}
 	if e.TLS != nil {
+		var err error
 		if o.Cluster.TLSConfig, err = routeTLS(e.TLS); err != nil {
 			return nil, fmt.Errorf("tls.%w", err)
 		}
 	}
-	for i, r := range e.Routes {
-		u, err := url.Parse(r)
-		if err != nil {
-			return nil, fmt.Errorf("routes[%d]: %w", i, err)
-		}
+	for _, r := range e.Routes {
+		u, _ := url.Parse(r)
 		o.Routes = append(o.Routes, u)
 		if password, ok := u.User.Password(); ok {
 			o.Cluster.Username, o.Cluster.Password = u.User.Username(), password
