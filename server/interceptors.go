@@ -125,7 +125,13 @@ func stream(srv any, stream grpc.ServerStream, _ *grpc.StreamServerInfo,
 func (a *authenticator) http(next http.Handler, deny func(http.ResponseWriter, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		err := shielded(a.log, r.URL.Path, func() error {
-			ctx, end, err := a.admitHTTP(r)
+			p, err := a.identify(r.Header.Values("Authorization"), verified(r.TLS))
+			if err != nil {
+				a.refusal(r.RemoteAddr, r.URL.Path, err)
+				return err
+			}
+			ctx := context.WithValue(r.Context(), principalKey{}, p)
+			end, err := begin(ctx)
 			if err != nil {
 				return err
 			}
@@ -137,20 +143,6 @@ func (a *authenticator) http(next http.Handler, deny func(http.ResponseWriter, e
 			deny(w, err)
 		}
 	})
-}
-
-func (a *authenticator) admitHTTP(r *http.Request) (ctx context.Context, end func(), err error) {
-	if a.table.Load().open {
-		return r.Context(), func() {}, nil
-	}
-	p, err := a.identify(r.Header.Values("Authorization"), verified(r.TLS))
-	if err != nil {
-		a.refusal(r.RemoteAddr, r.URL.Path, err)
-		return nil, nil, err
-	}
-	ctx = context.WithValue(r.Context(), principalKey{}, p)
-	end, err = begin(ctx)
-	return ctx, end, err
 }
 
 // panicked logs a panic and returns the status of the call. The panic's value is logged only if it is the runtime's:
