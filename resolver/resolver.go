@@ -52,6 +52,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/lookaside"
+	"github.com/warmpath/warmpath/internal/strict"
 	"github.com/warmpath/warmpath/internal/target"
 )
 
@@ -127,8 +128,5 @@ func parseList(u url.URL) ([]policy.Attributes, error) {
 		return nil, fmt.Errorf("%q names no replica; want %s:///host:port,host:port", u.String(), Scheme)
 	}
 	replicas, err := fleet.ParseList(list)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", Scheme, err)
-	}
-	return replicas, nil
+	return replicas, strict.In(Scheme+": ", err)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/admission"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // maxFile bounds a file, in bytes.
@@ -34,10 +35,7 @@ func Load(path string) ([]policy.Attributes, error) {
 // ParseFile is Parse for the text of a file, which errors name.
 func ParseFile(path string, data []byte) ([]policy.Attributes, error) {
 	replicas, err := Parse(data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return replicas, nil
+	return replicas, strict.In(path+": ", err)
 }
 
 // read reads a regular file: a pipe in its place must not hang the reader.

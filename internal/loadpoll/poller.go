@@ -182,15 +182,11 @@ func Parse(text string, pages map[string]string) (Source, error) {
 		source := loadprobe.Source(text)
 		return Source{replica: source}, strict.In("load_poll: ", source.Check())
 	}
-	if err := checkPage(text); err != nil {
-		return Source{}, fmt.Errorf("load_poll: %w", err)
-	}
+	err := strict.In("load_poll: ", checkPage(text))
 	for id, page := range pages {
-		if err := checkPage(page); err != nil {
-			return Source{}, fmt.Errorf("load_pages.%s: %w", id, err)
-		}
+		err = cmp.Or(err, strict.In("load_pages."+id+": ", checkPage(page)))
 	}
-	return Source{page: text, pages: pages, http: newHTTPClient()}, nil
+	return Source{page: text, pages: pages, http: newHTTPClient()}, err
 }
 
 func checkPage(text string) error {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fleetfile"
+	"github.com/warmpath/warmpath/internal/strict"
 	"github.com/warmpath/warmpath/internal/target"
 )
 
@@ -39,10 +40,8 @@ func check(u url.URL) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := fleetfile.Load(path); err != nil {
-		return "", fmt.Errorf("%s: %w", target.FileScheme, err)
-	}
-	return path, nil
+	_, err = fleetfile.Load(path)
+	return path, strict.In(target.FileScheme+": ", err)
 }
 
 // parsePath reads the target of a fleet file.
