@@ -48,7 +48,7 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	}
 	q.Principal = p.name
 	q.Model, q.Adapter = d.catalogue.Load().canonical(base), cmp.Or(q.Adapter, adapter)
-	q.State().Origin = originOf(ctx)
+	q.State().Origin = cmp.Or(endpoint.Origin(ctx), state.Origin(grpcOrigin{ctx}))
 	q.Allow = d.catalogue.Load().ids(q.Allow)
 	view := d.hosted.Load().router.View()
 	for _, id := range r.GetTried() {
@@ -80,14 +80,6 @@ func (grpcOrigin) Message() any { return nil }
 
 // Header implements state.Origin.
 func (o grpcOrigin) Header(key string) []string { return metadata.ValueFromIncomingContext(o, key) }
-
-// originOf returns the request that a pick was asked with.
-func originOf(ctx context.Context) state.Origin {
-	if o := endpoint.Origin(ctx); o != nil {
-		return o
-	}
-	return grpcOrigin{ctx}
-}
 
 // picks makes the picks of one deployment, and holds their leases. Safe for use by many goroutines; the leases have
 // their own lock.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -115,7 +116,7 @@ func (x *peerServer) cached(
 		case c.GetRouted(): // of a snapshot: what is predicted here as well stays
 			routes = append(routes, router.Route{Replica: id, Rank: int(c.GetRank()), Superblocks: c.GetStored()})
 		default:
-			changes = append(changes, cacheChange(id, c))
+			changes = append(changes, fleet.CacheChange(id, c))
 		}
 	}
 	return routes, changes

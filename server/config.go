@@ -19,6 +19,7 @@ import (
 	"github.com/warmpath/warmpath/internal/cluster"
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
+	"github.com/warmpath/warmpath/internal/loadpoll"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/strict"
 	"github.com/warmpath/warmpath/internal/tokenize"
@@ -135,15 +136,7 @@ func ParseConfig(data []byte) (*Config, error) {
 // Validate checks every field. The error names it.
 func (c *Config) Validate() error {
 	full := c.withDefaults()
-	return cmp.Or(full.checkAccess(), full.checkBounds(), full.checkDeployments())
-}
-
-func (c *Config) checkBounds() error {
-	return cmp.Or(
-		strict.Within("load_interval", c.LoadInterval, policy.Duration(10*time.Millisecond), policy.Duration(10*time.Second)),
-		strict.Within("max_connections", c.MaxConnections, 1, 1<<20),
-		strict.Within("max_reservations", c.MaxReservations, 1, 1<<24),
-	)
+	return cmp.Or(full.checkServer(), full.checkDeployments())
 }
 
 // maxWatchers bounds the clients that watch one deployment, and the calls under way of one principal.
@@ -173,12 +166,15 @@ func (d *Deployment) validate() error {
 			return fmt.Errorf("models[%d]: %w", i, err)
 		}
 	}
-	var target, events error
+	var target, events, load error
 	if d.Target != "" {
 		_, _, target = parseTarget(d.Target)
 	}
 	if d.KVEvents != "" || d.KVEventsReplay != "" {
 		_, events = eventsource.Parse(policy.Attributes{KVEvents: d.KVEvents, KVEventsReplay: d.KVEventsReplay})
+	}
+	if d.LoadPoll != "" || len(d.LoadPages) > 0 {
+		_, load = loadpoll.Parse(d.LoadPoll, d.LoadPages)
 	}
 	_, dialects := requestkey.ParseDialects(d.Dialects)
 	const longest = policy.Duration(time.Hour)
@@ -189,7 +185,7 @@ func (d *Deployment) validate() error {
 		strict.Want(!slices.Contains(d.RegisterEventHosts, ""), "register_event_hosts: one is empty"),
 		events, strict.In("dialects: ", dialects),
 		strict.Within("health_check", cmp.Or(d.HealthCheck, longest), policy.Duration(100*time.Millisecond), longest),
-		d.ReplicaTLS.validateForReplicas(), d.checkLoadPoll(),
+		d.ReplicaTLS.validateForReplicas(), load,
 		tokenize.Check(d.Tokenizer), d.Config.Validate(),
 	)
 }
@@ -208,8 +204,8 @@ func checkName(name string) error {
 	return nil
 }
 
-// checkAccess checks the addresses, the certificates and the principals. The error names the field.
-func (c *Config) checkAccess() error {
+// checkServer checks all but the deployments. The error names the field.
+func (c *Config) checkServer() error {
 	embed := cmp.Or(cmp.Or(c.Cluster.NATS, new(cluster.NATS)).Embed, new(cluster.Embed))
 	return cmp.Or(
 		c.checkAddress("listen", c.Listen, c.TLS != nil, "there is no TLS"),
@@ -218,6 +214,9 @@ func (c *Config) checkAccess() error {
 		c.checkAddress("metrics", c.Metrics, false, "the page has neither TLS nor principals"),
 		c.checkAddress("http.listen", c.HTTP.Listen, c.TLS != nil, "there is no TLS"),
 		strict.In("http.", c.HTTP.Validate()),
+		strict.Within("load_interval", c.LoadInterval, policy.Duration(10*time.Millisecond), policy.Duration(10*time.Second)),
+		strict.Within("max_connections", c.MaxConnections, 1, 1<<20),
+		strict.Within("max_reservations", c.MaxReservations, 1, 1<<24),
 		strict.In("cluster.", c.Cluster.Validate()),
 		c.checkAddress("cluster.nats.embed.listen", embed.Listen, embed.TLS != nil, "there is no cluster.nats.embed.tls"),
 	)

@@ -9,7 +9,6 @@ import (
 	"github.com/zeebo/xxh3"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
 	"github.com/warmpath/warmpath/internal/router"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
@@ -374,15 +373,6 @@ func (p *peers) status(now time.Time) *warmpathv1.ClusterStatus {
 		return cmp.Or(cmp.Compare(a.GetOrigin(), b.GetOrigin()), cmp.Compare(a.GetEpoch(), b.GetEpoch()))
 	})
 	return a
-}
-
-// cacheChange is a change of the message, of the replica with this id.
-func cacheChange(id string, c *warmpathv1.CacheChange) policy.CacheChange {
-	return policy.CacheChange{
-		Replica: id, Rank: int(c.GetRank()), Tier: policy.Tier(max(c.GetTier(), 1) - 1),
-		BlockTokens: policy.SuperblockTokens, Predicted: c.GetRouted(),
-		Cleared: c.GetCleared(), Removed: c.GetRemoved(), Stored: c.GetStored(),
-	}
 }
 
 // registered notes a heartbeat that was received here, and whether it was refused.

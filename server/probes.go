@@ -63,14 +63,6 @@ func (d *deployment) repoll() {
 	}
 }
 
-func (d *Deployment) checkLoadPoll() error {
-	if d.LoadPoll == "" && len(d.LoadPages) == 0 {
-		return nil
-	}
-	_, err := loadpoll.Parse(d.LoadPoll, d.LoadPages)
-	return err
-}
-
 // pollLoad polls the load of the members until the context ends, where the config has it.
 func (d *deployment) pollLoad(ctx context.Context, c *Deployment) {
 	if c.LoadPoll == "" {

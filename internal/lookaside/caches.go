@@ -1,11 +1,11 @@
 package lookaside
 
 import (
-	"cmp"
 	"maps"
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/router"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -36,14 +36,8 @@ func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]replica) []poli
 		if !ok || p.GetRank() >= maxRank || p.GetTier() > policy.Tiers || p.GetBlockTokens() > 1<<20 {
 			continue
 		}
-		l := lane{
-			replica: r.ID, rank: int(p.GetRank()), tier: policy.Tier(max(p.GetTier(), 1) - 1),
-			tokens: cmp.Or(int(p.GetBlockTokens()), policy.SuperblockTokens),
-		}
-		c[l] = struct{}{}
-		change := l.change()
-		change.Cleared, change.Removed, change.Stored = p.GetCleared(), p.GetRemoved(), p.GetStored()
-		change.Predicted = p.GetRouted()
+		change := fleet.CacheChange(r.ID, p)
+		c[lane{change.Replica, change.Rank, change.Tier, change.BlockTokens}] = struct{}{}
 		changes = append(changes, change)
 	}
 	return changes
@@ -53,9 +47,9 @@ func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]replica) []poli
 func (c caches) clearing() []policy.CacheChange {
 	changes := make([]policy.CacheChange, 0, len(c))
 	for l := range c {
-		change := l.change()
-		change.Cleared = true
-		changes = append(changes, change)
+		changes = append(changes, policy.CacheChange{
+			Replica: l.replica, Rank: l.rank, Tier: l.tier, BlockTokens: l.tokens, Cleared: true,
+		})
 	}
 	return changes
 }
@@ -63,10 +57,6 @@ func (c caches) clearing() []policy.CacheChange {
 // forget drops the lanes of replicas that are not in the fleet any more: their members in the policy are gone too.
 func (c caches) forget(there map[string]bool) {
 	maps.DeleteFunc(c, func(l lane, _ struct{}) bool { return !there[l.replica] })
-}
-
-func (l lane) change() policy.CacheChange {
-	return policy.CacheChange{Replica: l.replica, Rank: l.rank, Tier: l.tier, BlockTokens: l.tokens}
 }
 
 // routes is where the channel sent prompts, while the server that is followed asks for that: the caches of engines that
