@@ -255,8 +255,8 @@ func (s *Server) principalOf(ctx context.Context) *principal {
 	return s.authenticator.anonymous
 }
 
-// revoked returns the status that ends a stream whose token or certificate no longer identifies its principal; nil = the
-// stream goes on.
+// revoked returns the status that ends a stream whose token or certificate no longer identifies its principal; nil =
+// the stream goes on.
 func (s *Server) revoked(ctx context.Context, p *principal) error {
 	now, err := s.authenticator.authenticate(ctx)
 	return replaced(p, now, err)

@@ -64,8 +64,10 @@ func newDeployment(
 	name string, log *slog.Logger, now func() time.Time, moved func(), recorder *telemetry.Recorder,
 	m membership,
 ) *deployment {
-	d := &deployment{name: name, life: rand.Text(), log: log.With("deployment", name), now: now, moved: moved, tasks: make(tasks)}
-	d.pollers = make(map[string]poller)
+	d := &deployment{
+		name: name, life: rand.Text(), log: log.With("deployment", name), now: now, moved: moved,
+		tasks: make(tasks), pollers: make(map[string]poller),
+	}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
 	d.peers = m.newPeers(name, d.log, now())
@@ -287,6 +289,8 @@ func (d *deployment) start(interval time.Duration, c Deployment) {
 		}
 	})
 	d.tasks.set("target", c.Target, func(ctx context.Context) { d.follow(ctx, c.Target) })
-	d.tasks.set("health_check", c.HealthCheck, func(ctx context.Context) { d.checkHealth(ctx, time.Duration(c.HealthCheck)) })
+	d.tasks.set("health_check", c.HealthCheck, func(ctx context.Context) {
+		d.checkHealth(ctx, time.Duration(c.HealthCheck))
+	})
 	d.tasks.set("load_poll", []any{c.LoadPoll, c.LoadPages}, func(ctx context.Context) { d.pollLoad(ctx, &c) })
 }

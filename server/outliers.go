@@ -13,9 +13,9 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// An ejection is that of one replica by the Router's outlier detection, which runs on the reports of all clients and on
-// the outcomes of picks here; the clients follow it. A half-open replica is probed by one client at a time, in rotation;
-// those that accuse it come last.
+// An ejection is that of one replica by the Router's outlier detection, which runs on the reports of all clients and
+// on the outcomes of picks here; the clients follow it. A half-open replica is probed by one client at a time, in
+// rotation; those that accuse it come last.
 type ejection struct {
 	state  outlier.State
 	cause  outlier.Cause
@@ -112,9 +112,9 @@ func (e *ejection) passProbe(m *member, l *ledger, now time.Time, evidence map[s
 	return e.prober != before
 }
 
-// nextProber returns the client after last, "" where there is none. Clients without requests on the replica come first:
-// their reports show whether they probe. Of those, the ones that accuse the replica come last; then the order is that of
-// names. O(clients x log(clients)).
+// nextProber returns the client after last, "" where there is none. Clients without requests on the replica come
+// first: their reports show whether they probe. Of those, the ones that accuse the replica come last; then the order
+// is that of names. O(clients x log(clients)).
 func (l *ledger) nextProber(number uint32, last string, evidence map[string]int) string {
 	const busy = 2
 	rank := make(map[string]int) // of the clients that watch

@@ -19,7 +19,8 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// sources are what describes a deployment's members: its config, its target, and registrations. It is used with the deployment's mutex held.
+// sources are what describes a deployment's members: its config, its target, and registrations. It is used with the
+// deployment's mutex held.
 type sources struct {
 	deployment string
 	log        *slog.Logger
@@ -113,7 +114,8 @@ func (x *sources) register(
 	return a, changed, nil
 }
 
-// registeredElsewhere applies heartbeats that another server received, and reports whether they change the fleet at once.
+// registeredElsewhere applies heartbeats that another server received, and reports whether they change the fleet at
+// once.
 func (x *sources) registeredElsewhere(all []*warmpathv1.RegisterRequest) (changed bool) {
 	for _, r := range all {
 		m, err := decodeReplica(r.GetReplica())

@@ -15,8 +15,8 @@ import (
 	"github.com/warmpath/warmpath/internal/strict"
 )
 
-// TLS has what one side of connections shows, and the authority of the other side. The files are PEM, and are read again
-// when they change; open connections stay.
+// TLS has what one side of connections shows, and the authority of the other side. The files are PEM, and are read
+// again when they change; open connections stay.
 type TLS struct {
 	// CA is the file of the authorities that sign the certificates of the other side: clients, where empty = they present
 	// none, or replicas, where empty = the system's.
@@ -44,8 +44,8 @@ func (c *TLS) validate() error {
 	return cmp.Or(
 		strict.Want(c.Cert != "", "cert: missing"),
 		strict.Want(c.Key != "", "key: missing"),
-		strict.Want(slices.Contains(known, c.ClientCerts), "client_certs: %q is neither %s nor %s", c.ClientCerts, certsRequired,
-			certsOptional),
+		strict.Want(slices.Contains(known, c.ClientCerts),
+			"client_certs: %q is neither %s nor %s", c.ClientCerts, certsRequired, certsOptional),
 		strict.Want(c.ClientCerts == "" || c.CA != "", "client_certs: it needs a ca"),
 	)
 }

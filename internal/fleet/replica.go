@@ -120,8 +120,8 @@ func Check(fleet []policy.Attributes, entry func(i int) string) (at int, err err
 }
 
 // Settle checks a replica, and fills in its defaults. The error names the field at fault. A kv_events that cannot be
-// understood is none: the replica can be used, and where it comes from elsewhere than a file or a list its sender may be
-// newer.
+// understood is none: the replica can be used, and where it comes from elsewhere than a file or a list its sender may
+// be newer.
 func Settle(r *policy.Attributes) error {
 	r.ID = cmp.Or(r.ID, r.Address)
 	if r.Role == "both" {

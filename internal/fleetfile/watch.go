@@ -24,9 +24,10 @@ type watcher struct {
 	checked time.Time   // when it was read last
 }
 
-// Watch reads a file and follows it until stop is called, which waits for a call of on that is under way. on is called
-// with the first result before Watch returns, then after every change of the content from one goroutine, never twice at a
-// time: with the content, or with the error if the file is gone. An error is reported once. on must not call stop.
+// Watch reads a file and follows it until stop is called, which waits for a call of on that is under way. on is
+// called with the first result before Watch returns, then after every change of the content from one goroutine, never
+// twice at a time: with the content, or with the error if the file is gone. An error is reported once. on must not
+// call stop.
 //
 // Writing in place, renaming over the file, swapping a symbolic link on the way to it (as Kubernetes does with a
 // ConfigMap) and recreating the directory all count as changes, on every file system. They are seen within half a

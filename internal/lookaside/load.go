@@ -35,7 +35,8 @@ type peerLoad struct {
 func (p *peerLoad) begin() { p.ledger, p.halved = newLedger(), false }
 
 // adopt takes the peer load from the ledger, damped, without what the server reserved for this client, which counts
-// there as a peer's, and with what Routers that were replaced have reserved. It returns false where the server has none.
+// there as a peer's, and with what Routers that were replaced have reserved. It returns false where the server has
+// none.
 func (p *peerLoad) adopt(m *members, reserved map[string]load, retired map[string]routerload.Peer) bool {
 	numbers := m.numbers()
 	if !p.ledger.known(numbers) {

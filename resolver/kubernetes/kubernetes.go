@@ -63,8 +63,8 @@ func init() {
 	register(target.PoolScheme, parsePool)
 }
 
-// register adds a scheme. A target with a mistake is an error, and so is a process that has neither a service account nor
-// a kubeconfig. Nothing waits for the API server.
+// register adds a scheme. A target with a mistake is an error, and so is a process that has neither a service account
+// nor a kubeconfig. Nothing waits for the API server.
 func register(scheme string, parse func(url.URL) (query, error)) {
 	check := func(u url.URL) error {
 		_, err := parse(u)
