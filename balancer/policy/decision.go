@@ -74,11 +74,8 @@ func (d *Decision) Rank() int { return int(d.state.Rank) - 1 }
 // Probe reports whether the request was sent to see whether a replica that was ejected is back.
 func (d *Decision) Probe() bool { return d.state.Probe }
 
-// To returns a decision for a policy that has no rendezvous order; where the replica is nil, that of [Wait].
+// To returns a decision for a policy that has no rendezvous order. Where the replica is nil the request waits for any.
 func To(r *Replica, why Reason) Decision {
-	if r == nil {
-		why = ""
-	}
 	return Decision{Replica: r, Reason: why, Place: -1}
 }
 
