@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -89,16 +87,12 @@ func (p *proxyFlags) run(c *cobra.Command, out serveOutput) error {
 	if err != nil {
 		return usagef("--target or --config: %w", err)
 	}
-	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", p.listen)
-	if err != nil {
+	if err := out.serve(c.Context(), "--listen", p.listen, passes.Serve, "passes calls to "+p.target); err != nil {
 		_ = passes.Close()
-		return fmt.Errorf("--listen: %w", err)
+		return err
 	}
-	failed := make(chan error, 1)
-	go func() { failed <- passes.Serve(lis) }()
-	out.say(fmt.Sprintf("warmpath passes calls to %s on %s", p.target, lis.Addr()))
 	select {
-	case err := <-failed:
+	case err := <-out.ended:
 		_ = passes.Close()
 		return err
 	case <-c.Context().Done():
@@ -106,7 +100,7 @@ func (p *proxyFlags) run(c *cobra.Command, out serveOutput) error {
 	out.log.Info("warmpath: shutting down", "grace", p.grace)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), p.grace)
 	defer cancel()
-	return first(passes.Shutdown(ctx), <-failed)
+	return first(passes.Shutdown(ctx), <-out.ended)
 }
 
 // dialOptions are how replicas and look-aside servers are reached, and the channel's configuration.

@@ -82,6 +82,18 @@ type serveOutput struct {
 	log     *slog.Logger
 	say     func(line string)
 	restore func()
+	ended   chan error // what the servers return
+}
+
+// serve listens at an address, the value of a field or flag, begins to serve, and announces what it does there.
+func (o serveOutput) serve(ctx context.Context, field, address string, serve func(net.Listener) error, does string) error {
+	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return fmt.Errorf("%s: %w", field, err)
+	}
+	go func() { o.ended <- serve(lis) }()
+	o.say(fmt.Sprintf("warmpath %s on %s", does, lis.Addr()))
+	return nil
 }
 
 // newServeOutput makes the logger slog's default, which libraries use, until restore is called.
@@ -94,6 +106,7 @@ func newServeOutput(c *cobra.Command, json, verbose bool) serveOutput {
 		log:     slog.New(slog.NewTextHandler(c.ErrOrStderr(), options)),
 		say:     func(line string) { fmt.Fprintln(c.OutOrStdout(), line) },
 		restore: func() { slog.SetDefault(before) },
+		ended:   make(chan error, 3), // none waits to be read
 	}
 	if json {
 		o.log = slog.New(slog.NewJSONHandler(c.ErrOrStderr(), options))
@@ -149,31 +162,25 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	}
 	defer s.Close()
 	keda.Register(c.Context(), endpoint.Of(s))
-	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.Listen)
-	if err != nil {
-		return fmt.Errorf("listen: %w", err)
-	}
 	// Its first look is at what was just loaded, and changes nothing.
 	unwatch := fleetfile.Watch(from.path, func(data []byte, err error) { reload(s, from, data, err, log) })
 	defer unwatch()
-	failed := make(chan error, 3)
 	if first.HTTP.Listen != "" {
-		endpoint, err := new(net.ListenConfig).Listen(c.Context(), "tcp", first.HTTP.Listen)
-		if err != nil {
-			return fmt.Errorf("http.listen: %w", err)
+		does := "shows its page and answers POST " + httpendpoint.RoutePath
+		if err := out.serve(c.Context(), "http.listen", first.HTTP.Listen, s.ServeRoutes, does); err != nil {
+			return err
 		}
-		go func() { failed <- s.ServeRoutes(endpoint) }()
-		out.say(fmt.Sprintf("warmpath shows its page and answers POST %s on %s", httpendpoint.RoutePath, endpoint.Addr()))
 	}
-	picks, err := picker.serve(c.Context(), s, failed, out)
+	picks, err := picker.serve(c.Context(), s, out)
 	if err != nil {
 		return err
 	}
 	defer picks.Close()
-	go func() { failed <- s.Serve(lis) }()
-	out.say(fmt.Sprintf("warmpath serves %s on %s", deployments(first), lis.Addr()))
+	if err := out.serve(c.Context(), "listen", first.Listen, s.Serve, "serves "+deployments(first)); err != nil {
+		return err
+	}
 	select {
-	case err := <-failed:
+	case err := <-out.ended:
 		return err
 	case <-c.Context().Done():
 	}
@@ -184,7 +191,7 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	if err := s.Shutdown(ctx); err != nil {
 		log.Warn("warmpath: calls under way were cut off", "error", err)
 	}
-	return <-failed
+	return <-out.ended
 }
 
 // reload takes a changed file. One that is broken leaves what was.
@@ -244,22 +251,10 @@ func (p *picker) check(c *server.Config) error {
 }
 
 // serve begins to serve, if there is an address.
-func (p *picker) serve(ctx context.Context, s *server.Server, failed chan<- error, out serveOutput) (
-	*extproc.Server, error,
-) {
+func (p *picker) serve(ctx context.Context, s *server.Server, out serveOutput) (*extproc.Server, error) {
 	if p.listen == "" {
 		return nil, nil
 	}
 	e := extproc.New(endpoint.Of(s), p.options)
-	lis, err := new(net.ListenConfig).Listen(ctx, "tcp", p.listen)
-	if err != nil {
-		return nil, fmt.Errorf("--ext-proc: %w", err)
-	}
-	go func() {
-		if err := e.Serve(lis); err != nil {
-			failed <- err
-		}
-	}()
-	out.say(fmt.Sprintf("warmpath picks endpoints for gateways on %s", lis.Addr()))
-	return e, nil
+	return e, out.serve(ctx, "--ext-proc", p.listen, e.Serve, "picks endpoints for gateways")
 }

@@ -144,18 +144,12 @@ func (r *run) all(ctx context.Context, rs []workload.Request, channels []*grpc.C
 
 // Reporting calls report ten times a second until the function that it returns is called, which calls it once more.
 func Reporting(report func()) (stop func()) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var reporting sync.WaitGroup
-	reporting.Go(func() {
+	return pause.Run(func(ctx context.Context) {
 		for range pause.Every(ctx, time.Second/10) {
 			report()
 		}
 		report()
 	})
-	return func() {
-		cancel()
-		reporting.Wait()
-	}
 }
 
 // one sends one request and measures it.

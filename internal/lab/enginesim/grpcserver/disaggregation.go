@@ -179,18 +179,8 @@ func (s *Server) wall(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / s.cfg.Speed)
 }
 
-// KVAddr is where decode engines ask for KV: the bootstrap address of a prefill engine. Empty without a role.
-func (s *Server) KVAddr() string {
-	if s.kv == nil {
-		return ""
-	}
-	return s.kv.source.Addr().String()
-}
+// KVAddr is where decode engines ask for KV: the bootstrap address of a prefill engine. The engine has a role.
+func (s *Server) KVAddr() string { return s.kv.source.Addr().String() }
 
-// KVEngineID is the engine's id in its connector, empty without a role.
-func (s *Server) KVEngineID() string {
-	if s.kv == nil {
-		return ""
-	}
-	return s.kv.EngineID
-}
+// KVEngineID is the engine's id in its connector. The engine has a role.
+func (s *Server) KVEngineID() string { return s.kv.EngineID }

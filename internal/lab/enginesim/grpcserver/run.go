@@ -84,10 +84,7 @@ func (s *Server) request(p *prompt) enginesim.Request {
 		p.leg.tokens, p.leg.seed = tokens, seed
 	}
 	req := enginesim.FromTokens(p.id, tokens, p.output, size, seed)
-	req.BypassCache = p.bypass
-	if s.cfg.KVEvents != nil {
-		req.Prompt, req.Adapter, req.CacheSalt = tokens, p.adapter, p.salt
-	}
+	req.BypassCache, req.Prompt, req.Adapter, req.CacheSalt = p.bypass, tokens, p.adapter, p.salt
 	return req
 }
 
