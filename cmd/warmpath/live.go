@@ -59,7 +59,7 @@ func (l *live) flags(f *pflag.FlagSet, clients int, policies []string) {
 	f.StringSliceVar(&l.modes, "mode", nil, "compare `where` picks are made, with look-aside servers: "+
 		"local (clients that share nothing), broadcast (clients with the view of a server), central (the server)")
 	f.IntVar(&l.servers, "servers", 1, "`number` of look-aside servers where a mode needs one; several are a cluster")
-	f.DurationVar(&l.deadline, "central-deadline", policy.DefaultCentralDeadline, "wait in mode central at most")
+	f.DurationVar(&l.deadline, "central-deadline", policy.DefaultCentralDeadline, "longest wait in mode central")
 	f.Uint64Var(&l.Seed, "seed", 1, "seed of the workload or its jitter, and of the client of each request")
 	l.output.add(f)
 }

@@ -56,7 +56,7 @@ func newReplay() *cobra.Command {
 	f.StringVar(&r.trace, "trace", "", "the `file` with the requests, one JSON object a line")
 	f.StringVar(&r.format, "format", "", "the `format` of the trace: "+strings.Join(workload.Formats, ", "))
 	f.StringVar(&r.Target, "target", "", "the `servers`: host:port,host:port or a gRPC target")
-	f.StringVar(&r.Dialect, "dialect", drive.DefaultDialect, "the servers': "+strings.Join(drive.Dialects(), ", "))
+	f.StringVar(&r.Dialect, "dialect", drive.DefaultDialect, "what they speak: "+strings.Join(drive.Dialects(), ", "))
 	f.StringVar(&r.Model, "model", "", "`name` of the model, where the dialect has a field for it")
 	f.Float64Var(&r.Speed, "speed", 1, "how much faster than real engines the servers run; times are in theirs")
 	f.IntVar(&r.limit, "limit", 0, "send only the first `number` of requests; 0 means all")

@@ -88,32 +88,23 @@ func (p *Proxy) Accepted() int { return int(p.accepted.Load()) }
 func (p *Proxy) Conns() int { return len(p.all()) }
 
 // Drop closes every connection in good order, as a server that exits does.
-func (p *Proxy) Drop() {
-	for _, l := range p.all() {
-		l.cut(false)
-	}
-}
+func (p *Proxy) Drop() { p.each(func(l *link) { l.cut(false) }) }
 
 // Reset breaks every connection with a TCP reset, as a server that crashes does.
-func (p *Proxy) Reset() {
-	for _, l := range p.all() {
-		l.cut(true)
-	}
-}
+func (p *Proxy) Reset() { p.each(func(l *link) { l.cut(true) }) }
 
 // HalfOpen takes the server away from every connection without notice to the client, as a host does that lost
 // its power: what the client sends goes nowhere, until it gives the connection up or the proxy drops it.
-func (p *Proxy) HalfOpen() {
-	for _, l := range p.all() {
-		l.loseServer()
-	}
-}
+func (p *Proxy) HalfOpen() { p.each((*link).loseServer) }
 
 // GoAway sends every client GOAWAY: no more streams on its connection; those that are there go on. It returns
 // once it is written, but for connections that the client does not read.
-func (p *Proxy) GoAway() {
+func (p *Proxy) GoAway() { p.each((*link).goAway) }
+
+// each does it to the connections of this moment, one after the other.
+func (p *Proxy) each(do func(*link)) {
 	for _, l := range p.all() {
-		l.goAway()
+		do(l)
 	}
 }
 
