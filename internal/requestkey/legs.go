@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Legs make the two requests of one that is split: the application's own, each with a patch.
@@ -44,23 +45,20 @@ type Transfer struct {
 }
 
 // compile compiles all but the places that a request is read from. The error names the field.
-func (l *Legs) compile(kv *dialect.KV) (err error) {
+func (l *Legs) compile(kv *dialect.KV) error {
 	handed := slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
 	if handed != (kv.Answer != "") {
 		return errors.New("answer: it goes with $answer in decode")
 	}
-	if l.prefill, err = assignments(kv.Prefill, false); err != nil {
-		return fmt.Errorf("prefill: %w", err)
-	}
-	if l.decode, err = assignments(kv.Decode, handed); err != nil {
-		return fmt.Errorf("decode: %w", err)
-	}
+	var errPrefill, errDecode error
+	l.prefill, errPrefill = assignments(kv.Prefill, false)
+	l.decode, errDecode = assignments(kv.Decode, handed)
 	for _, a := range l.decode {
 		if a.value == "$answer" {
 			l.handed = append(l.handed, a)
 		}
 	}
-	return nil
+	return cmp.Or(strict.In("prefill: ", errPrefill), strict.In("decode: ", errDecode))
 }
 
 // reference is how a value refers to something, and references are what it may refer to.
@@ -86,10 +84,10 @@ func assignments(fields map[dialect.Path]string, handed bool) (all []assignment,
 			a.integer = number == nil
 		}
 		if a.at.alts, err = parsePath(p); err == nil {
-			err = a.at.checkTarget()
+			err = cmp.Or(a.at.checkTarget(p), strict.Want(p != "", "%q: it is empty", p))
 		}
-		if err != nil || len(a.at.alts) == 0 {
-			return nil, fmt.Errorf("%q: %w", p, cmp.Or(err, errors.New("it is empty")))
+		if err != nil {
+			return nil, err
 		}
 		all = append(all, a)
 	}

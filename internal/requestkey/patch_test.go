@@ -17,7 +17,7 @@ func placeAt(t testing.TB, p dialect.Path) *place {
 	alts, err := parsePath(p)
 	require.NoError(t, err)
 	at := &place{alts: alts}
-	require.NoError(t, at.checkTarget())
+	require.NoError(t, at.checkTarget(p))
 	return at
 }
 

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // A step leads from a message to one of its fields.
@@ -102,11 +103,9 @@ func (p *place) numbers(patch []byte, list []uint32) []byte {
 func (p *place) target() path { return p.alts[0] }
 
 // checkTarget returns an error unless a patch can write to each place that a path leads to first.
-func (p *place) checkTarget() error {
-	if len(p.alts) > 0 && (slices.ContainsFunc(p.target(), func(st step) bool { return st.num == 0 || st.list })) {
-		return fmt.Errorf("it is written too: want field numbers, and no list on the way")
-	}
-	return nil
+func (p *place) checkTarget(of dialect.Path) error {
+	bad := len(p.alts) > 0 && slices.ContainsFunc(p.target(), func(st step) bool { return st.num == 0 || st.list })
+	return strict.Want(!bad, "%q: it is written too: want field numbers, and no list on the way", of)
 }
 
 // append appends a field with an encoded value to a patch.

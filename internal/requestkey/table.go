@@ -178,23 +178,15 @@ func check(d dialect.Dialect) error {
 			return fmt.Errorf("methods: %q is not of the form /package.Service/Method", m)
 		}
 	}
-	switch {
-	case len(d.Methods) == 0:
-		return errors.New("methods: none given")
-	case d.Messages != nil && d.Messages.Path == "":
-		return errors.New("messages.path: it is not set")
-	case d.Messages != nil && d.Messages.Content == "":
-		return errors.New("messages.content: it is not set")
-	case d.Media != nil && d.Media.Path == "":
-		return errors.New("media.path: it is not set")
-	case d.KV != nil && d.KV.Params == "":
-		return errors.New("kv.params: it is not set")
-	case d.Abort != "" && !isMethod(d.Abort):
-		return fmt.Errorf("abort: %q is not of the form /package.Service/Method", d.Abort)
-	case d.Abort != "" && d.RequestID == "":
-		return errors.New("abort: request_id is not set, so no request could be named")
-	}
-	return nil
+	return cmp.Or(
+		strict.Want(len(d.Methods) > 0, "methods: none given"),
+		strict.Want(d.Messages == nil || d.Messages.Path != "", "messages.path: it is not set"),
+		strict.Want(d.Messages == nil || d.Messages.Content != "", "messages.content: it is not set"),
+		strict.Want(d.Media == nil || d.Media.Path != "", "media.path: it is not set"),
+		strict.Want(d.KV == nil || d.KV.Params != "", "kv.params: it is not set"),
+		strict.Want(d.Abort == "" || isMethod(d.Abort), "abort: %q is not of the form /package.Service/Method", d.Abort),
+		strict.Want(d.Abort == "" || d.RequestID != "", "abort: request_id is not set, so no request could be named"),
+	)
 }
 
 // isMethod reports whether s is a full method name.
@@ -268,22 +260,17 @@ func compile(d dialect.Dialect) (*Method, error) {
 		m.named = m.named || slices.ContainsFunc(alts, path.hasName)
 	}
 	m.scalars = len(m.id.alts)+len(m.model.alts)+len(m.adapter.alts)+len(m.salt.alts) > 0
-	if r := m.rank.alts; len(r) > 0 && (len(r) > 1 || len(r[0]) > 1 || r[0][0] != step{num: r[0][0].num}) {
-		return nil, fmt.Errorf("rank: %q: want the number of one field of the request", d.Rank)
+	r := m.rank.alts
+	one := len(r) == 1 && len(r[0]) == 1 && r[0][0] == step{num: r[0][0].num}
+	err := cmp.Or(
+		strict.Want(one || len(r) == 0, "rank: %q: want the number of one field of the request", d.Rank),
+		strict.In("max_tokens: ", m.maxTokens.checkTarget(d.MaxTokens)),
+		strict.In("priority: ", m.priority.checkTarget(d.Priority)),
+	)
+	if err == nil && d.KV != nil {
+		err = strict.In("kv.", m.legs.compile(d.KV))
 	}
-	err := m.maxTokens.checkTarget()
-	if err != nil {
-		return nil, fmt.Errorf("max_tokens: %q: %w", d.MaxTokens, err)
-	}
-	if err = m.priority.checkTarget(); err != nil {
-		return nil, fmt.Errorf("priority: %q: %w", d.Priority, err)
-	}
-	if d.KV != nil {
-		if err = m.legs.compile(d.KV); err != nil {
-			return nil, fmt.Errorf("kv.%w", err)
-		}
-	}
-	return m, nil
+	return m, err
 }
 
 // checkLinked checks the paths of a dialect against the messages of those of its methods whose generated code the

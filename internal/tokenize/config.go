@@ -15,6 +15,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Config is the object under "tokenizer" in a channel's config.
@@ -51,14 +52,12 @@ func ParseConfig(raw json.RawMessage) (*Config, error) {
 }
 
 func (c Config) validate() error {
-	if c.From == "" {
-		return errors.New("from: it is not set")
-	}
-	if u, err := url.Parse(c.From); strings.Contains(c.From, "://") &&
-		(err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "") {
-		return fmt.Errorf("from: %q is not like http://host:8000/tokenize", c.From)
-	}
-	return nil
+	u, err := url.Parse(c.From)
+	web := err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != ""
+	return cmp.Or(
+		strict.Want(c.From != "", "from: it is not set"),
+		strict.Want(web || !strings.Contains(c.From, "://"), "from: %q is not like http://host:8000/tokenize", c.From),
+	)
 }
 
 // Check reads the config and opens what it names, to find out whether that works. No
