@@ -141,9 +141,8 @@ type watchResolver struct {
 	target string
 
 	// Of changed alone, which is never called twice at a time.
-	good    string // the last service config that could be read, without what is newer than this client
-	source  string // good as it was received
-	refused string // the last one that could not
+	last string // the last service config that was received
+	good string // the last one that could be read, without what is newer than this client
 }
 
 func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
@@ -158,12 +157,12 @@ func (r *watchResolver) changed(w *lookaside.Watch, s lookaside.State) {
 
 // config returns the service config to use: the last one that could be read.
 func (r *watchResolver) config(received string) string {
-	if received == "" || received == r.source || received == r.refused {
+	if received == "" || received == r.last {
 		return r.good
 	}
+	r.last = received
 	use, ignored := tolerate(received)
 	if parsed := r.ParseServiceConfig(use); parsed.Err != nil {
-		r.refused = received
 		r.Log.Warn("warmpath: the look-aside server's service config cannot be used, the one before stays",
 			"target", r.target, "error", parsed.Err)
 		return r.good
@@ -172,7 +171,7 @@ func (r *watchResolver) config(received string) string {
 		r.Log.Warn("warmpath: the look-aside server's service config has what this client does not know; "+
 			"it goes by the rest", "target", r.target, "first", ignored)
 	}
-	r.good, r.source = use, received
+	r.good = use
 	return r.good
 }
 
