@@ -15,8 +15,8 @@
 //
 // # Complexity
 //
-// A message costs one hash of its tokens and a look-up in a map per block, and its work ends with the context. Memory
-// per data-parallel rank is bounded by [Options].MaxBytes, about 80 bytes a block.
+// A message costs one hash of its tokens and a look-up in a map per block. When the context ends, its work ends behind
+// the event under way. Memory per data-parallel rank is bounded by [Options].MaxBytes, about 80 bytes a block.
 //
 // # Guarantees
 //
