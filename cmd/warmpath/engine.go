@@ -40,7 +40,7 @@ func checkEngine(c *enginesim.Config) error {
 type engineRun struct {
 	grpcserver.Config
 	kv      kvFlags
-	legs    legFlags
+	legs    grpcserver.Disaggregation // without a role it is not used
 	listen  string
 	grace   time.Duration
 	metrics string
@@ -56,7 +56,7 @@ func newEngine() *cobra.Command {
 	f := c.Flags()
 	addEngine(f, &r.Engine.Preset, &r.Engine.KVTokens)
 	r.kv.add(f)
-	r.legs.add(f)
+	r.addLegs(f)
 	f.StringVar(&r.listen, "listen", "", "the `address` to listen on, host:port; port 0 takes a free one")
 	f.Float64Var(&r.Speed, "speed", 1, "seconds of engine time in a second")
 	f.BoolVar(&r.EarlyHeaders, "early-headers", false, "send response headers before the first token, as Rust servers do")
@@ -70,7 +70,7 @@ func newEngine() *cobra.Command {
 // run serves until the command is interrupted.
 func (r *engineRun) run(c *cobra.Command) error {
 	if err := first(required(c, "listen"), checkListen(r.listen), atLeast("max-ongoing", r.MaxOngoing, 0),
-		positive("speed", r.Speed), r.kv.check(), r.legs.check(), checkEngine(&r.Engine)); err != nil {
+		positive("speed", r.Speed), r.kv.check(), r.checkLegs(), checkEngine(&r.Engine)); err != nil {
 		return err
 	}
 	lis, err := new(net.ListenConfig).Listen(c.Context(), "tcp", r.listen)
@@ -79,9 +79,6 @@ func (r *engineRun) run(c *cobra.Command) error {
 	}
 	if r.kv.events != "" {
 		r.KVEvents = kvpublish.NewLog(0)
-	}
-	if r.legs.Role != "" {
-		r.Disaggregation = &r.legs.Disaggregation
 	}
 	s, err := grpcserver.Start(lis, r.Config)
 	if err != nil {
@@ -190,20 +187,20 @@ func listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "tcp", strings.TrimPrefix(endpoint, binds))
 }
 
-// legFlags make an engine one of prefill and decode engines.
-type legFlags struct{ grpcserver.Disaggregation }
-
-func (l *legFlags) add(f *pflag.FlagSet) {
+// addLegs adds the flags that make an engine one of prefill and decode engines.
+func (r *engineRun) addLegs(f *pflag.FlagSet) {
+	l := &r.legs
 	f.StringVar((*string)(&l.Role), "role", "", "with prefill and decode apart: `both`, prefill, decode")
 	f.StringVar((*string)(&l.Connector), "kv-connector", string(grpcserver.NIXL),
 		"how the legs of a request meet: `nixl` and mooncake as in vLLM, rooms as in SGLang")
 	f.StringVar(&l.Listen, "kv-listen", "", "the `address` where decode engines ask a prefill engine for KV, host:port")
 }
 
-func (l *legFlags) check() error {
-	if l.Role == "" {
+func (r *engineRun) checkLegs() error {
+	if r.legs.Role == "" {
 		return nil
 	}
-	return first(oneOf("role", string(l.Role), grpcserver.Roles),
-		oneOf("kv-connector", string(l.Connector), grpcserver.Connectors))
+	r.Disaggregation = &r.legs
+	return first(oneOf("role", string(r.legs.Role), grpcserver.Roles),
+		oneOf("kv-connector", string(r.legs.Connector), grpcserver.Connectors))
 }

@@ -228,12 +228,9 @@ func (c *Call) Abort() {
 	d := c.driver
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if _, live := d.calls[c]; !live {
-		return
-	}
 	now := d.catchUp()
 	if _, live := d.calls[c]; !live {
-		return // it ended just now
+		return
 	}
 	d.engine.Abort(now, c.seq)
 	delete(d.calls, c)

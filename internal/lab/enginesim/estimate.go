@@ -50,7 +50,7 @@ func (e *Engine) leading(r *Request) (n int) {
 	}
 	most := r.Hashes[:(r.PromptTokens-1)/e.cfg.BlockSize]
 	n = sort.Search(len(most), func(i int) bool {
-		_, ok := e.pool.find(most[i])
+		_, ok := e.pool.cached[most[i]]
 		return !ok
 	})
 	for _, all := range [][]*Sequence{e.running, e.queue} {
@@ -87,7 +87,7 @@ func (e *Engine) blocked(r *Request, hits int) time.Duration {
 	}
 	need := e.blocks(r.PromptTokens)
 	for _, h := range r.Hashes[:hits] {
-		if id, ok := e.pool.find(h); !ok || e.pool.blocks[id].refs > 0 {
+		if id, ok := e.pool.cached[h]; !ok || e.pool.blocks[id].refs > 0 {
 			need-- // another request holds it or is going to
 		}
 	}

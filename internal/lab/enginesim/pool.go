@@ -91,12 +91,6 @@ func (p *pool) store(id int32, hash uint64) bool {
 	return true
 }
 
-// find is the block with this hash.
-func (p *pool) find(hash uint64) (id int32, ok bool) {
-	id, ok = p.cached[hash]
-	return id, ok
-}
-
 // nextPass begins a pass.
 func (p *pool) nextPass() {
 	p.pass++
@@ -105,7 +99,7 @@ func (p *pool) nextPass() {
 
 // sent reports whether a block was published when the pass under way began.
 func (p *pool) sent(hash uint64) bool {
-	if id, ok := p.find(hash); ok && p.blocks[id].pass != p.pass {
+	if id, ok := p.cached[hash]; ok && p.blocks[id].pass != p.pass {
 		return true
 	}
 	return slices.Contains(p.evicted, hash)

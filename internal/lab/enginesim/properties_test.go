@@ -49,7 +49,7 @@ func audit(t testing.TB, e *Engine) {
 		}
 		if b.cached {
 			cached++
-			found, ok := e.pool.find(b.hash)
+			found, ok := e.pool.cached[b.hash]
 			must(ok && int(found) == id, "a cached block is not found")
 		}
 	}
@@ -86,7 +86,7 @@ func (m *mirror) KVEvents(at time.Duration, events []KVEvent) {
 		}
 	}
 	for h := range m.held {
-		if _, ok := m.e.pool.find(h); !ok {
+		if _, ok := m.e.pool.cached[h]; !ok {
 			m.t.Fatal("event of a block that is not there")
 		}
 	}

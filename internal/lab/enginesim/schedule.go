@@ -125,7 +125,7 @@ func (e *Engine) admit(s *Sequence, budget int) int {
 	idle := 0 // hits that are in the LRU list
 	hits := s.blocks[:0]
 	for i := range most {
-		id, ok := e.pool.find(s.hash(i))
+		id, ok := e.pool.cached[s.hash(i)]
 		if !ok {
 			break
 		}

@@ -235,25 +235,23 @@ func (l *leg) keeps(call *enginesim.Call) (err error) {
 // beforeTokens is called before new tokens are sent; first and done are whether they are the first and the last ones.
 func (l *leg) beforeTokens(ctx context.Context, id string, call *enginesim.Call, first, done bool) error {
 	switch {
-	case l == nil:
+	case l == nil, l.prefill && !done:
 		return nil
-	case l.prefill && done:
-		return l.computed(ctx, id, call)
 	case l.prefill:
-		return nil
+		return l.computed(ctx, id, call)
 	}
 	if first {
 		if err := l.side.at(ctx, DecodeFirst, id); err != nil {
 			return err
 		}
 	}
-	if done {
-		if err := l.side.at(ctx, DecodeEnds, id); err != nil {
-			return err
-		}
-		return l.keeps(call)
+	if !done {
+		return nil
 	}
-	return nil
+	if err := l.side.at(ctx, DecodeEnds, id); err != nil {
+		return err
+	}
+	return l.keeps(call)
 }
 
 // end gives up what the leg has begun and not finished. KV that is held stays held.
