@@ -40,6 +40,9 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float
 	if !d.Ejects() {
 		return
 	}
+	if now.Before(r.since) { // it was read before the locks
+		now = r.since
+	}
 	d.note(principal, now)
 	a.Principal, a.Answer = principal, uint8(answer)
 	if a.Probe = r.out(); a.Probe {

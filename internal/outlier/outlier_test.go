@@ -117,6 +117,24 @@ func TestStates(t *testing.T) {
 	require.True(t, f.AllHealthy())
 }
 
+// A probe whose time was read just before the ejection was over is a probe: it fails.
+func TestProbeIsNotOlderThanItsState(t *testing.T) {
+	f := newFleet(t, 4)
+	for range 5 {
+		f.call(0, "", true)
+	}
+	before := f.now
+	f.pass(10 * time.Second)
+	f.is(0, outlier.HalfOpen)
+	var a outlier.Attempt
+	r := f.replicas[0].Replica
+	f.Begin(&a, r, state.AnswerMessage, 500, "", before)
+	require.True(t, a.Probe)
+	f.End(&a)
+	f.Ended(r, &a.Mark, &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: state.Failed})
+	f.is(0, outlier.Ejected)
+}
+
 // The share of a replica in slow start grows with the load of its role, also where the role changes.
 func TestSlowStartByRole(t *testing.T) {
 	f := newFleet(t, 3)
