@@ -96,13 +96,14 @@ func (r *Replicas) UnmarshalJSON(raw []byte) error {
 	return err
 }
 
-// withDefaults returns a copy with every default filled in.
+// withDefaults returns a copy with every default filled in. The caller may change its principals without an effect.
 func (c Config) withDefaults() Config {
 	c.Listen = cmp.Or(c.Listen, "127.0.0.1:4770")
 	c.LoadInterval = cmp.Or(c.LoadInterval, policy.Duration(100*time.Millisecond))
 	c.MaxConnections = cmp.Or(c.MaxConnections, 20_000)
 	c.MaxReservations = cmp.Or(c.MaxReservations, 50_000)
 	c.HTTP = c.HTTP.WithDefaults()
+	c.Principals = slices.Clone(c.Principals)
 	c.Deployments = maps.Clone(c.Deployments)
 	for name, d := range c.Deployments {
 		d.Config = d.Config.WithDefaults()

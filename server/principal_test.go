@@ -93,6 +93,24 @@ func TestPermissions(t *testing.T) {
 	require.Equal(t, codes.PermissionDenied, status.Code(err), "a front end that does not authenticate has no permissions")
 }
 
+// What a caller changes in a config that it has given is not in force before it is given again.
+func TestGivenConfigsAreCopied(t *testing.T) {
+	c := parse(t, "principals: [{name: x, token: xxxxxxxxxxxxxxxx, deployments: [code]}]\n"+
+		"deployments: {chat: {register: true}, code: {register: true}}")
+	s, err := New(c, Options{Logger: discard})
+	require.NoError(t, err)
+	f := serveFixture(t, s)
+	code := func() codes.Code {
+		_, err := f.with(t, "xxxxxxxxxxxxxxxx").ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
+		return status.Code(err)
+	}
+	require.Equal(t, codes.PermissionDenied, code())
+	c.Principals[0].Deployments = nil
+	require.Equal(t, codes.PermissionDenied, code())
+	require.NoError(t, f.Update(c))
+	require.Equal(t, codes.Unavailable, code(), "it may, and there is no replica")
+}
+
 // All other methods authenticate too; health needs no token, and channelz is for trusted principals.
 func TestEveryMethodAuthenticates(t *testing.T) {
 	f := startTenants(t)
