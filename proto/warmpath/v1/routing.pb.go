@@ -2943,7 +2943,7 @@ func (x *LoadUpdate) GetStaleSet() bool {
 // IndexUpdate changes the coarse KV index.
 type IndexUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// 0 in all but the last message of a snapshot that comes in several.
+	// 0 in all but the last of several messages that belong together: of a snapshot, or of what has changed.
 	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// Forget everything first.
 	Snapshot bool `protobuf:"varint,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
