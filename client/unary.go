@@ -18,6 +18,7 @@ func (c *channels) unary(
 	o := newOwner()
 	rpc := &o.call
 	if !c.handle(cc).Start(rpc, ctx, cc, method, state.AnswerWhole, opts) {
+		owners.Put(o)
 		return invoke(ctx, method, req, reply, cc, opts...)
 	}
 	defer o.free()
