@@ -489,7 +489,7 @@ func (o *owner) abandon() {
 		if complete {
 			s := new(clientStream)
 			s.owner.Store(o)
-			s.enter() // it has no finalizer any more, so it is not used again
+			s.enter() // so that the owner, which has no finalizer any more, is not used again
 			_ = s.RecvMsg(new(emptypb.Empty))
 			return
 		}

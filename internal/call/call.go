@@ -49,6 +49,7 @@ type Call struct {
 
 	cancel context.CancelFunc      // of Context; nil where that is the application's own
 	done   func(balancer.DoneInfo) // Finished; nil until it is needed
+	spare  any                     // memory for what is prepared; nil = there is none, or it is in use
 	route  *Route                  // of the last attempt; guarded by mu once there was one
 	key    key                     // the goroutine of the call uses it until an attempt is at gRPC, then with mu
 
@@ -110,10 +111,11 @@ func (s *Scope) Enter() *Call {
 // Leave follows Enter.
 func (s *Scope) Leave() { s.mu.Unlock() }
 
-// Start begins a call of a method in memory that the interceptor has, which must be zero. It returns false where the
-// channel has two lists of warmpath's options, and the interceptor of the other list has begun the call. A timeout of
-// the service config bounds the whole call, the queue and all attempts. The context of a stream ends with the call
-// where the stream may be long, the application waits for its end, or attempts may derive contexts from it.
+// Start begins a call of a method in memory that the interceptor has, which must be zero but for what Keep gave it. It
+// returns false where the channel has two lists of warmpath's options, and the interceptor of the other list has begun
+// the call. A timeout of the service config bounds the whole call, the queue and all attempts. The context of a stream
+// ends with the call where the stream may be long, the application waits for its end, or attempts may derive contexts
+// from it.
 func (h *Handle) Start(
 	c *Call, ctx context.Context, cc *grpc.ClientConn, method string, answer state.Answer, opts []grpc.CallOption,
 ) bool {

@@ -208,7 +208,10 @@ type Kept struct {
 }
 
 // Keep gives what was kept to the call that has the memory, and has not begun.
-func (c *Call) Keep(k Kept) { c.key.request.State().Spare, c.done = k.prepared, k.done }
+func (c *Call) Keep(k Kept) {
+	c.spare, c.done = k.prepared, k.done
+	c.key.request.State().Spare = &c.spare
+}
 
 // wasPlain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
 // calls may still refer to them. Called with mu held.

@@ -56,7 +56,7 @@ func (s *shadow) sees(q *policy.Request, v *view) *shadowed {
 	x := shadowOf(q)
 	if x == nil || x.shadow != s {
 		x = &shadowed{shadow: s, request: *q}
-		x.request.Prepared, x.request.State().Shadow, x.request.State().Spare = nil, nil, nil
+		x.request.Prepared, x.request.State().Shadow = nil, nil
 		q.State().Shadow = x
 	}
 	own, is := x.request.State(), q.State()

@@ -180,10 +180,14 @@ func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) 
 		if q.Prompt.Empty() && (q.Session == "" || p.ray) {
 			return nil
 		}
-		if s, _ = q.State().Spare.(*prepared); s == nil {
+		if spare := q.State().Spare; spare != nil {
+			s, _ = (*spare).(*prepared)
+			*spare = nil
+		}
+		if s == nil {
 			s = new(prepared)
 		}
-		*s, q.State().Spare = prepared{}, nil
+		*s = prepared{}
 		p.read(s, q, len(v.Replicas()))
 		q.Prepared = s
 	}

@@ -53,22 +53,38 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 		r.Complete(q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 		return d
 	}
-	var spare any
+	var spare, before any
 	for i := range 500 {
 		q := policy.Request{Session: "s"}
 		if i%10 != 0 {
 			q = *ask(tokens(i%7, 16*(i%7)), tokens(i%50, 20+i%900))
 		}
 		own := q
-		own.State().Spare = spare
+		own.State().Spare = &spare
 		want, got := decide(fresh, &q), decide(again, &own)
 		require.Equal(t, want.Replica.ID, got.Replica.ID)
 		require.Equal(t, want.Reason, got.Reason)
 		require.Equal(t, want.MatchedTokens, got.MatchedTokens)
 		require.Equal(t, want.Place, got.Place)
-		require.True(t, spare == nil || own.Prepared == spare, "another memory")
-		spare = own.Prepared
+		require.Nil(t, spare, "it is taken")
+		require.True(t, before == nil || own.Prepared == before, "another memory")
+		spare, before = own.Prepared, own.Prepared
 	}
+}
+
+// A policy that asks two of these gives each a copy of the request: only one of them takes the memory.
+func TestCopiesDoNotShareMemory(t *testing.T) {
+	r := newRouter(t, 4)
+	used := ask(tokens(1, 100))
+	r.Prepare(context.Background(), used)
+	spare := used.Prepared
+	first := *ask(tokens(2, 100))
+	first.State().Spare = &spare
+	second := first
+	r.Prepare(context.Background(), &first)
+	r.Prepare(context.Background(), &second)
+	require.Same(t, used.Prepared, first.Prepared)
+	require.NotSame(t, first.Prepared, second.Prepared)
 }
 
 func TestHoldersAreBounded(t *testing.T) {
