@@ -129,8 +129,10 @@ func unrestricted() *principal {
 
 // follow puts a config into force. The limiter stays: a change of the config must not refill it.
 func (p *principal) follow(from *Principal, limits *Config) {
+	own := *from
+	own.Deployments = slices.Sorted(slices.Values(from.Deployments)) // may searches in them
 	r := &rules{
-		Principal:  from,
+		Principal:  &own,
 		maxCalls:   int64(limits.maxWatchers()),
 		maxWatches: int64((limits.maxWatchers() + 1) / 2),
 		maxHeld:    int64((limits.MaxReservations + 1) / 2),
@@ -149,7 +151,8 @@ func (r *rules) all() bool { return !r.none && len(r.Deployments) == 0 }
 // may reports whether it may use a deployment.
 func (p *principal) may(deployment string) bool {
 	r := p.rules.Load()
-	return r.all() || slices.Contains(r.Deployments, deployment)
+	_, named := slices.BinarySearch(r.Deployments, deployment)
+	return named || r.all()
 }
 
 func (p *principal) trusted() bool { return p.rules.Load().Trusted }

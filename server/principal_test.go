@@ -95,20 +95,25 @@ func TestPermissions(t *testing.T) {
 
 // What a caller changes in a config that it has given is not in force before it is given again.
 func TestGivenConfigsAreCopied(t *testing.T) {
-	c := parse(t, "principals: [{name: x, token: xxxxxxxxxxxxxxxx, deployments: [code]}]\n"+
-		"deployments: {chat: {register: true}, code: {register: true}}")
+	c := parse(t, "principals: [{name: x, token: xxxxxxxxxxxxxxxx, deployments: [e, d, code]}]\n"+
+		"deployments: {chat: {register: true}, code: {register: true}, d: {register: true}, e: {register: true}}")
 	s, err := New(c, Options{Logger: discard})
 	require.NoError(t, err)
 	f := serveFixture(t, s)
-	code := func() codes.Code {
-		_, err := f.with(t, "xxxxxxxxxxxxxxxx").ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: "chat"})
+	code := func(deployment string) codes.Code {
+		_, err := f.with(t, "xxxxxxxxxxxxxxxx").ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Deployment: deployment})
 		return status.Code(err)
 	}
-	require.Equal(t, codes.PermissionDenied, code())
+	require.Equal(t, codes.PermissionDenied, code("chat"))
+	for _, d := range []string{"code", "d", "e"} {
+		require.Equal(t, codes.Unavailable, code(d), "it may, and there is no replica")
+	}
+	c.Principals[0].Deployments[0] = "chat"
+	require.Equal(t, codes.PermissionDenied, code("chat"))
 	c.Principals[0].Deployments = nil
-	require.Equal(t, codes.PermissionDenied, code())
+	require.Equal(t, codes.PermissionDenied, code("chat"))
 	require.NoError(t, f.Update(c))
-	require.Equal(t, codes.Unavailable, code(), "it may, and there is no replica")
+	require.Equal(t, codes.Unavailable, code("chat"))
 }
 
 // All other methods authenticate too; health needs no token, and channelz is for trusted principals.
