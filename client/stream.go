@@ -55,8 +55,8 @@ func (c *channels) stream(
 // stream is dropped.
 type owner struct{ *core }
 
-// owners are of calls that have ended. They are used again: to allocate a core and to set a finalizer for each call
-// costs more than to choose the replica.
+// owners are those of no call. They are used again: to allocate a core and to set a finalizer for each call costs more
+// than to choose the replica.
 var owners sync.Pool
 
 func newOwner() *owner {
@@ -68,15 +68,15 @@ func newOwner() *owner {
 	return o
 }
 
-// free has the memory of a call that has ended used again, if nothing else refers to it.
-func (o *owner) free() bool {
-	kept, free := o.call.Detach()
-	if free {
+// free has the owner used again, and the memory of its call, which has ended, if nothing else refers to that.
+func (o *owner) free() {
+	if kept, detached := o.call.Detach(); detached {
 		*o.core = core{}
 		o.call.Keep(kept)
-		owners.Put(o)
+	} else {
+		o.core = new(core)
 	}
-	return free
+	owners.Put(o)
 }
 
 // core is one streaming call; a unary one uses the field call alone. At most one goroutine makes attempts at a time:
@@ -235,7 +235,7 @@ func (s *clientStream) RecvMsg(m any) error {
 }
 
 // ends ends the call with what its last attempt ended with. Where that is success, the stream needs nothing more of the
-// core, which is used again unless another method, or the end of the context, may still come to it.
+// owner, which is used again unless another method, or the end of the context, may still come to its core.
 func (s *clientStream) ends(err error) error {
 	o := s.owner.Load()
 	k := o.core
@@ -243,7 +243,8 @@ func (s *clientStream) ends(err error) error {
 	if err == nil || err == io.EOF {
 		s.over = k.at.cs
 		s.owner.Store(nil)
-		if s.inside.Load() == 0 && !k.call.Attempts.Finishes() && o.free() {
+		if s.inside.Load() == 0 && !k.call.Attempts.Finishes() {
+			o.free()
 			return err
 		}
 	}
