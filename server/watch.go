@@ -270,7 +270,8 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 	if at := d.homes.version + uint64(d.roster.last); w.homes != at { // a replica that joins may have a weight from before
 		m.Homes, w.homes = d.homes.update(&d.roster), at
 	}
-	if quiet := len(all) == 1 && proto.Size(m) == 0; quiet && now.Sub(w.sent) < aliveInterval {
+	quiet := len(all) == 1 && proto.Equal(m, new(warmpathv1.WatchReplicasResponse)) // its size costs O(replicas)
+	if quiet && now.Sub(w.sent) < aliveInterval {
 		return nil, wake, d.closed
 	}
 	w.incarnation, w.fleet, w.config, w.sent, w.greeted = "", d.roster.version, d.pushed.Version, now, true
