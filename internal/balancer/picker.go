@@ -32,6 +32,13 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if scope == nil {
 		return p.pickBare(info, route)
 	}
+	return p.pickFor(scope, info, route)
+}
+
+// pickFor picks for the call of a scope. It defers, which a bare pick need not pay for.
+func (p *picker) pickFor(
+	scope *call.Scope, info balancer.PickInfo, route *call.Route,
+) (balancer.PickResult, error) {
 	if h := scope.Handle(); h != p.lb.owner.Load() && !p.lb.serves(h) {
 		return p.pickBare(info, scope.Beyond(route))
 	}
