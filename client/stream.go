@@ -59,6 +59,9 @@ type owner struct{ *core }
 // than to choose the replica.
 var owners sync.Pool
 
+// noOwner has no core.
+var noOwner = new(owner)
+
 func newOwner() *owner {
 	o, ok := owners.Get().(*owner)
 	if !ok {
@@ -135,23 +138,15 @@ type attempt struct {
 // clientStream is what the application holds. Its methods keep it reachable. When it no longer is, abandon ends the
 // call: gRPC by itself would keep stream, goroutine and the work of the replica for as long as the context.
 type clientStream struct {
-	owner  atomic.Pointer[owner] // nil once the call has succeeded: its memory may be used again
+	owner  atomic.Pointer[owner] // noOwner once the call has succeeded: its memory may be used again
 	inside atomic.Int32          // methods between enter and exit, which may use the core
-	over   grpc.ClientStream     // that of the call which has succeeded; set before owner is nil
+	over   grpc.ClientStream     // that of the call which has succeeded; set before owner is noOwner
 }
 
-// enter returns the core until exit.
+// enter returns the core until exit, nil once the call has succeeded.
 func (s *clientStream) enter() *core {
 	s.inside.Add(1)
-	return s.core()
-}
-
-// core is nil once the call has succeeded.
-func (s *clientStream) core() *core {
-	if o := s.owner.Load(); o != nil {
-		return o.core
-	}
-	return nil
+	return s.owner.Load().core
 }
 
 // exit follows enter.
@@ -201,7 +196,7 @@ func (s *clientStream) CloseSend() error {
 // RecvMsg does not enter: one goroutine at a time calls it, and it alone has the core used again.
 func (s *clientStream) RecvMsg(m any) error {
 	defer runtime.KeepAlive(s)
-	k := s.core()
+	k := s.owner.Load().core
 	if k == nil {
 		return s.over.RecvMsg(m)
 	}
@@ -242,7 +237,7 @@ func (s *clientStream) ends(err error) error {
 	k.end(err)
 	if err == nil || err == io.EOF {
 		s.over = k.at.cs
-		s.owner.Store(nil)
+		s.owner.Store(noOwner)
 		if s.inside.Load() == 0 && !k.call.Attempts.Finishes() {
 			o.free()
 			return err
