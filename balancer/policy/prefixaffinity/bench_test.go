@@ -12,7 +12,7 @@ import (
 )
 
 // BenchmarkRequest measures all that a request costs the policy: Prepare, hashing
-// included, Choose and Routed, on a fleet of 16 of which 8 hold the prompt.
+// included, Choose, Routed and Completed, on a fleet of 16 of which 8 hold the prompt.
 func BenchmarkRequest(b *testing.B) {
 	for _, bb := range []struct {
 		name   string
@@ -40,7 +40,9 @@ func BenchmarkRequest(b *testing.B) {
 				if err := p.prepare(ctx, &q, v); err != nil {
 					b.Fatal(err)
 				}
-				p.routed(&q, p.choose(&q, v))
+				d := p.choose(&q, v)
+				p.routed(&q, d)
+				p.completed(&q, d, policy.Outcome{Sent: true, Usage: policy.NoUsage})
 			}
 		})
 	}
