@@ -2,6 +2,7 @@ package tests
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 
@@ -50,6 +51,7 @@ func TestKVEventsAfterARestart(t *testing.T) {
 	w := newEventWorld(t, eightEngines(t, nil), kvevents.Options{})
 	w.load(3, 60, func() {
 		w.published(30)
+		w.connected(1)
 		for _, e := range w.engines[:4] {
 			e.kill()
 			e.boot()
@@ -70,6 +72,7 @@ func TestKVEventsOverACutConnection(t *testing.T) {
 	w.load(5, 60, func() {
 		for round := range uint64(3) {
 			w.published(20 * (1 + round))
+			w.connected(1 + int64(round))
 			for _, e := range w.engines {
 				e.cutEvents()
 			}
@@ -79,6 +82,16 @@ func TestKVEventsOverACutConnection(t *testing.T) {
 		require.Zero(t, st.Clears+st.Restarts, "a connection that blinked clears nothing: %+v", st)
 		require.Greater(t, st.Connections, int64(1))
 	}
+}
+
+// connected waits until events of every engine have come, and over this many connections, one after the other.
+func (w *eventWorld) connected(n int64) {
+	eventually(w.t, "connections with events", func() bool {
+		sts := w.manager.Status()
+		return len(sts) == len(w.engines) && !slices.ContainsFunc(sts, func(st kvevents.Status) bool {
+			return st.Connections < n || st.Next < 2
+		})
+	})
 }
 
 // published waits until every engine has published this many batches.
