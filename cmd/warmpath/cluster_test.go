@@ -42,25 +42,26 @@ type serverCluster struct {
 // clusterTime is the length of the conversations. The fault happens after a third of it, and the rest is measured.
 const clusterTime = 99 * time.Second
 
-// A natsWire is a TCP proxy to NATS. While cut is locked it silently drops everything.
+// A natsWire is a TCP proxy to NATS. While it is cut, it silently holds everything.
 type natsWire struct {
-	lis net.Listener
-	cut sync.RWMutex
+	lis  net.Listener
+	gate sync.RWMutex // locked by a cut
+	mend func()       // ends the cut, if there is one
 }
 
 func newNATSWire(t testing.TB, to string) *natsWire {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	w := &natsWire{lis: lis}
+	w := &natsWire{lis: lis, mend: func() {}}
 	var all sync.WaitGroup
 	done := make(chan struct{})
 	carry := func(from, into net.Conn) {
 		defer into.Close()
 		b := make([]byte, 64<<10)
 		for n, err := from.Read(b); err == nil; n, err = from.Read(b) {
-			w.cut.RLock()
+			w.gate.RLock()
 			_, err = into.Write(b[:n])
-			w.cut.RUnlock()
+			w.gate.RUnlock()
 			if err != nil {
 				return
 			}
@@ -95,10 +96,9 @@ func newNATSWire(t testing.TB, to string) *natsWire {
 	return w
 }
 
-// mend ends the cut, if there is one.
-func (w *natsWire) mend() {
-	w.cut.TryLock()
-	w.cut.Unlock()
+func (w *natsWire) cut() {
+	w.gate.Lock()
+	w.mend = sync.OnceFunc(w.gate.Unlock)
 }
 
 // startCluster starts the servers, with embedded NATS or with a separate one.
@@ -216,6 +216,7 @@ func (c *serverCluster) run(rate float64, happens func()) drive.Result {
 	before := sort.Search(len(rs), func(i int) bool { return rs[i].At >= clusterTime/3 })
 	var once sync.Once
 	var ended sync.WaitGroup
+	defer ended.Wait()
 	c.options.Progress = func(p drive.Progress) {
 		if p.Sent > before {
 			once.Do(func() { ended.Go(happens) })
@@ -223,7 +224,6 @@ func (c *serverCluster) run(rate float64, happens func()) drive.Result {
 	}
 	samples, err := drive.Run(c.t.Context(), rs, c.options)
 	require.NoError(c.t, err)
-	ended.Wait()
 	return drive.Summarize("", 4, samples, drive.Targets{})
 }
 
@@ -240,10 +240,10 @@ var clusterFaults = []struct {
 			c.t.Error("SIGSTOP")
 		}
 	}},
-	{"partition of a server", false, func(c *serverCluster) { c.wires[0].cut.Lock() }},
+	{"partition of a server", false, func(c *serverCluster) { c.wires[0].cut() }},
 	{"partition of NATS", false, func(c *serverCluster) {
 		for _, w := range c.wires {
-			w.cut.Lock()
+			w.cut()
 		}
 	}},
 	{"rolling update", true, func(c *serverCluster) {
