@@ -7,11 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -37,11 +37,11 @@ type lookaside struct {
 	lives   chan *warmpathv1.LifeReport
 }
 
-// startServer serves a look-aside server at an address, "" for a new one.
+// startServer serves a look-aside server at an address, "" for a new one, which is free again once the server is killed.
 func startServer(t *testing.T, address string, first func(*warmpathv1.WatchStart) *answer) *lookaside {
 	t.Helper()
 	if address == "" {
-		address = "127.0.0.1:0"
+		address = deadAddress(t)
 	}
 	var l net.Listener
 	require.Eventually(t, func() (ok bool) {
@@ -94,7 +94,9 @@ func (s *lookaside) WatchReplicas(stream watcher) error {
 			if err != nil {
 				return
 			}
-			s.reports <- m.GetReservations()
+			if r := m.GetReservations(); r != nil {
+				s.reports <- r
+			}
 		}
 	}()
 	alive := time.NewTicker(50 * time.Millisecond)
@@ -182,13 +184,7 @@ func serviceConfig(version uint64, policy string) *warmpathv1.ConfigUpdate {
 }
 
 // deadAddress returns an address without a listener.
-func deadAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	assert.NoError(t, l.Close())
-	return l.Addr().String()
-}
+func deadAddress(t *testing.T) string { return fmt.Sprint("127.0.0.1:", freeport.Find(1)[0]) }
 
 func serveReplicas(t *testing.T, n int) (rs []*replica, addresses []string) {
 	for range n {

@@ -182,7 +182,7 @@ func TestNothingIsKnownYet(t *testing.T) {
 
 // A server's refusal is not the status of the calls, and calls that wait for ready go on waiting.
 func TestServerRefuses(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", deadAddress(t))
 	require.NoError(t, err)
 	refuses := grpc.NewServer() // without the service
 	done := make(chan error)

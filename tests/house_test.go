@@ -22,6 +22,7 @@ var house = []string{
 	"internal/lab/faultproxy",
 	"internal/lab/enginesim",
 	"internal/lab/workload",
+	"internal/lab/freeport",
 	"internal/lab/race",
 	"tokenizers",
 	"client",

@@ -1,7 +1,7 @@
 package kvevents
 
 import (
-	"net"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +11,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/kvindex"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 )
 
 const testBlock = 4
@@ -127,10 +128,7 @@ func TestQuietEngineIsAskedForAReplay(t *testing.T) {
 // A replay socket that does not answer is a problem in the status, and loses only the missing messages.
 func TestBrokenReplayIsInTheStatus(t *testing.T) {
 	p := newPublisher(t)
-	closed, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	closed.Close()
-	f := subscribe(t, p.address(0), closed.Addr().String(), never)
+	f := subscribe(t, p.address(0), "127.0.0.1:1", never)
 	<-p.topics
 	p.publish(one(t, 0), false)
 	f.stored(t, 0)
@@ -139,11 +137,7 @@ func TestBrokenReplayIsInTheStatus(t *testing.T) {
 }
 
 func TestWaitsForTheEngineToConnect(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	_, port, err := net.SplitHostPort(lis.Addr().String())
-	require.NoError(t, err)
-	lis.Close()
+	port := fmt.Sprint(freeport.Find(1)[0])
 	f := subscribe(t, "*:"+port, "", never)
 	p := newPublisher(t)
 	for n := range 2 { // the second connection takes the place of the first

@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -118,7 +118,7 @@ func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serv
 			return "warmpath://" + host + strings.Join(c.listen, ","+host) + "/live"
 		},
 	}
-	routes := steadyPorts(t, n)
+	routes := freeport.Find(n)
 	// However fast the engines are, servers share their state every 50 ms: a shorter period is too much for a busy
 	// machine.
 	l := live{Options: drive.Options{Speed: 2}, engines: 4, deadline: time.Second / 5}
@@ -145,7 +145,7 @@ func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serv
 		config, err := json.Marshal(all)
 		require.NoError(t, err)
 		c.configs[i] = file(t, "server.yaml", string(config))
-		port := strconv.Itoa(steadyPorts(t, 1)[0])
+		port := strconv.Itoa(freeport.Find(1)[0])
 		c.start(i, "0.0.0.0:"+port)
 		c.listen = append(c.listen, port)
 	}
@@ -164,22 +164,6 @@ func (c *serverCluster) start(i int, listen string) {
 	p, err := drive.StartProcess(c.t.Context(), exec.Command(self, "serve", "--config", c.configs[i], "--listen", listen))
 	require.NoError(c.t, err)
 	c.servers[i] = p
-}
-
-// triedPorts counts the tried ports, so that no two tests get the same.
-var triedPorts atomic.Int64
-
-// steadyPorts returns free ports below the range of ephemeral ports, where no other package's tests look for them. They
-// stay free while a server restarts.
-func steadyPorts(t testing.TB, n int) (all []int) {
-	for len(all) < n {
-		port := 20_000 + (os.Getpid()*101+int(triedPorts.Add(1)))%5_000
-		if lis, err := net.Listen("tcp", fmt.Sprint("0.0.0.0:", port)); err == nil {
-			require.NoError(t, lis.Close())
-			all = append(all, port)
-		}
-	}
-	return all
 }
 
 // state is a server's view of the cluster; nil = it does not answer.

@@ -26,6 +26,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/lab/drive"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 )
 
 // killWithin bounds every wait.
@@ -87,7 +88,7 @@ func startKillFleet(t *testing.T, flow killFlow, resume bool) *killFleet {
 	}
 	var all []policy.Attributes
 	ids := []string{"p0", "p1", "d0", "d1"}
-	ports := steadyPorts(t, 2*len(ids))
+	ports := freeport.Find(2 * len(ids))
 	for i, id := range ids {
 		role := map[byte]string{'p': policy.RolePrefill, 'd': policy.RoleDecode}[id[0]]
 		e := &killEngine{Attributes: policy.Attributes{ID: id, Role: role, Pair: "r1"}}

@@ -7,12 +7,13 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 )
 
 // However fast servers are replaced, one after the other, the store works again: a server that ends takes itself out of
 // the majority that is needed. Versions go on rising where all were restarted at once.
 func TestStoreOutlivesItsServers(t *testing.T) {
-	at := ports(t, 3)
+	at := freeport.Find(3)
 	var buses [3]cluster.Bus
 	var stores [3]policy.Store
 	for i := range buses {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"strconv"
 	"strings"
 	"sync"
@@ -22,6 +21,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 	_ "github.com/warmpath/warmpath/server/nats"
@@ -61,25 +61,6 @@ type node struct {
 	status  warmpathv1.StatusServiceClient
 	logs    *logs
 	stop    func()
-}
-
-// tried counts the ports that were tried, so that no two tests get the same.
-var tried atomic.Int64
-
-// ports returns n free ports of the loopback, below those that the system gives to programs that ask for any, and where
-// no other package's tests look for them.
-func ports(t testing.TB, n int) []int {
-	t.Helper()
-	var all []int
-	for len(all) < n {
-		port := 25_000 + (os.Getpid()*101+int(tried.Add(1)))%5_000
-		lis, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", port))
-		if err == nil {
-			all = append(all, port)
-			require.NoError(t, lis.Close())
-		}
-	}
-	return all
 }
 
 const deployments = `
@@ -174,7 +155,7 @@ func (n *node) reserve(t testing.TB) string {
 // Servers with embedded NATS share load and registrations. A server that ends takes its load away, and one that
 // joins gets what the others have.
 func TestEmbedded(t *testing.T) {
-	at := ports(t, 3)
+	at := freeport.Find(3)
 	a, b := start(t, embedded(at, 0)), start(t, embedded(at, 1))
 	a.agrees(t, 1)
 	b.agrees(t, 1)
@@ -230,7 +211,7 @@ func set(t testing.TB, s policy.Store, key string) (version uint64) {
 // A store has the semantics of the one in memory, and the servers share it.
 func TestStore(t *testing.T) {
 	ctx := soon(t)
-	at, all := ports(t, 3), make([]policy.Store, 3)
+	at, all := freeport.Find(3), make([]policy.Store, 3)
 	for i := range all {
 		b, s := openBus(t, at, i)
 		defer b.Close()

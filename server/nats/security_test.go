@@ -20,6 +20,7 @@ import (
 	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 	"github.com/warmpath/warmpath/server"
 )
 
@@ -90,7 +91,7 @@ func shows(t testing.TB, port int) int64 {
 // With TLS servers find each other, and one with a certificate of another authority, or without any, is kept out. A new
 // pair counts for the next connection.
 func TestRouteTLS(t *testing.T) {
-	ours, theirs, at := newAuthority(t), newAuthority(t), ports(t, 5)
+	ours, theirs, at := newAuthority(t), newAuthority(t), freeport.Find(5)
 	secured := func(i int, dir string) string {
 		files := fmt.Sprintf("tls: {ca: %[1]s/ca.pem, cert: %[1]s/cert.pem, key: %[1]s/key.pem}, routes:", dir)
 		return strings.Replace(embedded(at, i), "routes:", files, 1)
@@ -123,7 +124,7 @@ func TestRouteTLS(t *testing.T) {
 
 // A server with another password is kept out, and logs it.
 func TestRoutePassword(t *testing.T) {
-	at := ports(t, 3)
+	at := freeport.Find(3)
 	a, b := start(t, embedded(at, 0)), start(t, embedded(at, 1))
 	other := start(t, strings.ReplaceAll(embedded(at, 2), "secret", "wrong"))
 	a.agrees(t, 1)

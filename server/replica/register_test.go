@@ -2,6 +2,7 @@ package replica
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"strings"
@@ -15,6 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -34,16 +36,21 @@ func (l *lookaside) Register(_ context.Context, q *warmpathv1.RegisterRequest) (
 
 func startLookaside(t *testing.T) *lookaside {
 	t.Helper()
-	l := &lookaside{heartbeats: make(chan *warmpathv1.RegisterRequest, 100)}
+	l := &lookaside{
+		address:    fmt.Sprint("127.0.0.1:", freeport.Find(1)[0]),
+		heartbeats: make(chan *warmpathv1.RegisterRequest, 100),
+	}
 	l.answer = func() (*warmpathv1.RegisterResponse, error) {
 		return &warmpathv1.RegisterResponse{LeaseMs: 9000, HeartbeatMs: 2000}, nil
 	}
-	l.start(t, listen(t))
+	l.start(t)
 	return l
 }
 
-func (l *lookaside) start(t *testing.T, lis net.Listener) {
-	l.address = lis.Addr().String()
+func (l *lookaside) start(t *testing.T) {
+	t.Helper()
+	lis, err := net.Listen("tcp", l.address)
+	require.NoError(t, err)
 	s := grpc.NewServer()
 	l.server = s
 	warmpathv1.RegisterRoutingServiceServer(s, l)
@@ -142,13 +149,7 @@ func TestServerRestarts(t *testing.T) {
 	}
 	require.Empty(t, s.heartbeats)
 
-	var back net.Listener
-	eventually(t, "the port is free", func() (ok bool) {
-		var err error
-		back, err = net.Listen("tcp", s.address)
-		return err == nil
-	})
-	s.start(t, back)
+	s.start(t)
 	eventually(t, "the next heartbeat arrives", func() bool { // gRPC has a backoff of its own
 		clock.tryFire(retryAfter)
 		return len(s.heartbeats) > 0

@@ -16,10 +16,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 	"github.com/warmpath/warmpath/internal/pause"
 )
 
@@ -85,11 +85,9 @@ func find() (string, error) {
 
 // prepare chooses the addresses and writes the key of the service accounts' tokens and the administrator's token.
 func (s *Server) prepare() error {
-	addresses, err := unused(3)
-	if err != nil {
-		return err
-	}
-	s.URL, s.etcdURL, s.peerURL = "https://"+addresses[0], "http://"+addresses[1], "http://"+addresses[2]
+	at := freeport.Find(3)
+	s.URL, s.etcdURL = fmt.Sprint("https://127.0.0.1:", at[0]), fmt.Sprint("http://127.0.0.1:", at[1])
+	s.peerURL = fmt.Sprint("http://127.0.0.1:", at[2])
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
 		return err
@@ -98,26 +96,6 @@ func (s *Server) prepare() error {
 	return errors.Join(
 		os.WriteFile(s.file("sa.key"), pem.EncodeToMemory(&block), 0o600),
 		os.WriteFile(s.file("tokens.csv"), []byte(s.Token+",admin,admin,system:masters\n"), 0o600))
-}
-
-// tried counts the ports that were tried, so that no two servers of a program get the same.
-var tried atomic.Int64
-
-// unused returns addresses on loopback at which nothing listens. They are below the range of ephemeral ports, where no
-// other package's tests look for them: they stay free until the servers listen, and while the API server is stopped.
-func unused(n int) (all []string, err error) {
-	for range 2_000 {
-		address := fmt.Sprint("127.0.0.1:", 30_000+(os.Getpid()*101+int(tried.Add(1)))%2_000)
-		var l net.Listener
-		if l, err = net.Listen("tcp", address); err != nil {
-			continue
-		}
-		_ = l.Close()
-		if all = append(all, address); len(all) == n {
-			return all, nil
-		}
-	}
-	return nil, err
 }
 
 func (s *Server) file(name string) string { return filepath.Join(s.dir, name) }
