@@ -205,6 +205,6 @@ func (p *Page) update(r *http.Request) ([]byte, error) {
 
 // event is a text as a server-sent event.
 func event(text []byte) []byte {
-	lines := bytes.ReplaceAll(bytes.TrimSpace(text), []byte("\n"), []byte("\ndata: "))
+	lines := bytes.ReplaceAll(text, []byte("\n"), []byte("\ndata: "))
 	return append(append([]byte("data: "), lines...), "\n\n"...)
 }

@@ -141,6 +141,15 @@ func TestWithheldReasonHasNoRate(t *testing.T) {
 	require.NotContains(t, body, "kv_cost")
 }
 
+// The first update is what the page has already, to the last space: the browser keeps its elements, and so the focus.
+func TestFirstUpdateChangesNothing(t *testing.T) {
+	p := newPage(t, &fixed{status: statusAt(1)})
+	_, body := get(p, "/")
+	update, err := p.update(httptest.NewRequest(http.MethodGet, "/events", nil))
+	require.NoError(t, err)
+	require.Contains(t, body, `<div id="live" tabindex="-1">`+string(update)+"</div>")
+}
+
 // The streams are bounded, and one that ends makes room.
 func TestStreamsAreBounded(t *testing.T) {
 	s := httptest.NewServer(newPage(t, &fixed{status: statusAt(1)}))
