@@ -3,7 +3,7 @@ package tests
 import (
 	"encoding/json"
 	"fmt"
-	"runtime"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -106,7 +106,7 @@ func TestLookasideServer(t *testing.T) {
 	one, other := dial(t, "warmpath://"+at+"/chat"), dial(t, "warmpath://"+at+"/chat")
 	connected(t, one, rs)
 	connected(t, other, rs)
-	var streams []any // an abandoned stream would end
+	var streams []grpc.ServerStreamingClient[testpb.StreamingOutputCallResponse]
 	for range 4 {
 		s, err := testpb.NewTestServiceClient(one).StreamingOutputCall(client.WithPin(deadline(t), rs[0].addr), prompt("x"))
 		require.NoError(t, err)
@@ -136,8 +136,11 @@ func TestLookasideServer(t *testing.T) {
 	kill()
 	lookaside(t, at, `{prefix_cache_affinity: {}}`, rs...)
 	sees(own/2, own)
-	runtime.KeepAlive(streams)
 	close(busy)
+	for _, s := range streams {
+		_, err := s.Recv()
+		require.Equal(t, io.EOF, err)
+	}
 	sees(0, 0)
 }
 
