@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 // load is a set of calls that run beside a test.
@@ -42,6 +44,17 @@ func (l *load) advance(n int64) {
 func (l *load) end() {
 	l.over.Store(true)
 	l.all.Wait()
+}
+
+// within repeats steps until they take less than a time that the product goes by: a busy machine may stand still longer.
+func within(t testing.TB, d time.Duration, steps func()) {
+	t.Helper()
+	for end, began := time.Now().Add(time.Minute), time.Now(); ; began = time.Now() {
+		if steps(); time.Since(began) < d {
+			return
+		}
+		require.True(t, time.Now().Before(end), "the steps take longer than %v", d)
+	}
 }
 
 // deadlineOf returns a context with a timeout that needs no cancel, for calls in a loop.

@@ -34,7 +34,7 @@ func TestFirstTokenOfThePrefillReplica(t *testing.T) {
 		}
 		t.Run(flow.name, func(t *testing.T) {
 			token := make(chan struct{})
-			f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 2, moment: func(_ *kvEngine, m grpcserver.Moment, _ string) {
+			f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 2, lease: long, moment: func(_ *kvEngine, m grpcserver.Moment, _ string) {
 				if m == grpcserver.DecodeFirst {
 					<-token
 				}
@@ -61,7 +61,7 @@ func TestFirstTokenOfThePrefillReplica(t *testing.T) {
 func TestSampledFirstToken(t *testing.T) {
 	var sent atomic.Bool // by the decode replica
 	flow := kvFlows[2]
-	f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 1, moment: func(_ *kvEngine, m grpcserver.Moment, _ string) {
+	f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 1, lease: long, moment: func(_ *kvEngine, m grpcserver.Moment, _ string) {
 		sent.Store(sent.Load() || m == grpcserver.DecodeFirst)
 	}})
 	q, first := kvEngineRequest(kvRequest{"r", kvPrompt("r"), splitOutput}), true

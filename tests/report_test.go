@@ -20,6 +20,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/fleet"
+	routerload "github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -122,8 +123,10 @@ func TestOrcaTrailersAreLoad(t *testing.T) {
 			cc := dial(t, target(rs...), client.WithConfig(`{"policy":`+config+`}`))
 			connected(t, cc, rs)
 			ctx := deadline(t)
-			require.NoError(t, call(cc, client.WithPin(ctx, rs[0].addr)))
-			require.NoError(t, call(cc, ctx))
+			within(t, routerload.ReportTTL, func() {
+				require.NoError(t, call(cc, client.WithPin(ctx, rs[0].addr)))
+				require.NoError(t, call(cc, ctx))
+			})
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			require.Equal(t, int64(7000), l.loads[rs[0].addr])
