@@ -124,16 +124,16 @@ func TestCancelWhileResuming(t *testing.T) {
 // Recorded tokens of a stream are never exposed: the event on its span has only a replica and a count.
 func TestResumeShowsNoTokens(t *testing.T) {
 	rec, tp := recorder(t)
-	var logged strings.Builder
+	var log logged
 	all, target := breakings(t, 3, dying(codes.Unavailable, 3, 2, 1))
 	cc := dial(t, target, client.WithConfig(resuming),
-		client.WithLogger(slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelDebug}))))
+		client.WithLogger(slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))))
 	reached(t, cc, all)
 	ctx, span := tp.Tracer("test").Start(toDie(t), "call")
 	got := receive(ctx, cc, inferenceStream("secret", outputOf), nothing)
 	require.Equal(t, codes.Unavailable, status.Code(got.err))
 	span.End()
-	shown, counts := logged.String(), []int64(nil)
+	shown, counts := log.String(), []int64(nil)
 	for _, s := range rec.Ended() {
 		for _, e := range s.Events() {
 			shown += fmt.Sprint(e.Name, e.Attributes)

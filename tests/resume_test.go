@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -392,7 +391,7 @@ var splitStreams = map[string]func() proto.Message{
 func TestDecodeLegIsResumed(t *testing.T) {
 	for service, request := range splitStreams {
 		t.Run(service, func(t *testing.T) {
-			f := startResumedLegs(t, request, 3)
+			f := startResumedLegs(t, request, nil, 3)
 			d := f.ends(t, request(), 1)
 			prefill, decode := f.all[0].requests(), f.all[1].requests()
 			if d.Address == f.all[2].addr {
@@ -421,17 +420,17 @@ func TestResumedLegsFail(t *testing.T) {
 	for service, request := range splitStreams {
 		for leg, at := range map[string][]int{"prefill": {3}, "decode": {3, 0}} {
 			t.Run(service+"/"+leg, func(t *testing.T) {
-				f := startResumedLegs(t, request, at...)
-				if end, second := f.all[0].end, dying(codes.Unavailable, -1, 0); leg == "prefill" {
-					f.all[0].end = func(ctx context.Context, i int) error { return cmp.Or(second(f.all[0], ctx, i), end(ctx, i)) }
+				prefill := []int(nil)
+				if leg == "prefill" {
+					prefill = []int{-1, 0}
 				}
-				f.ends(t, request(), 2)
+				startResumedLegs(t, request, prefill, at...).ends(t, request(), 2)
 			})
 		}
 	}
 }
 
-// resumedLegs is a fleet of one prefill and two decode replicas, which crash before the messages with these indexes.
+// resumedLegs is a fleet of one prefill and two decode replicas.
 type resumedLegs struct {
 	all    []*breaking
 	cc     *grpc.ClientConn
@@ -439,20 +438,22 @@ type resumedLegs struct {
 	prompt int // tokens of a request
 }
 
-func startResumedLegs(t *testing.T, request func() proto.Message, at ...int) *resumedLegs {
+// startResumedLegs starts replicas of each role that crash before the messages with these indexes.
+func startResumedLegs(t *testing.T, request func() proto.Message, prefill []int, decode ...int) *resumedLegs {
 	t.Helper()
 	f := &resumedLegs{m: newMeter(t)}
-	f.all, _ = breakings(t, 3, dying(codes.Unavailable, at...))
+	f.all, _ = breakings(t, 3, dying(codes.Unavailable, decode...))
+	prefills := dying(codes.Unavailable, prefill...)
 	var fleet []policy.Attributes
 	for i, b := range f.all {
 		a := policy.Attributes{ID: fmt.Sprint("d", i), Address: b.addr, Role: policy.RoleDecode, Weight: 1}
 		if i == 0 {
 			a.ID, a.Role, a.Weight = "p", policy.RolePrefill, 100
-			b.end = func(_ context.Context, i int) error {
+			b.end = func(ctx context.Context, i int) error {
 				if i > 0 {
 					return errDone
 				}
-				return nil
+				return prefills(b, ctx, i)
 			}
 		}
 		fleet = append(fleet, a)
