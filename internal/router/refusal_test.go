@@ -155,7 +155,7 @@ func TestRefusedAndTheFleet(t *testing.T) {
 }
 
 func TestRefusedQuick(t *testing.T) {
-	r, err := NewRouter(Options{Policy: twoQuick()})
+	r, err := NewRouter(newManual().options(Options{Policy: twoQuick()}))
 	require.NoError(t, err)
 	r.Fleet.Set(members(4))
 	connectAll(r)
@@ -240,7 +240,7 @@ func TestManyClientsAtAFullReplica(t *testing.T) {
 
 // An assigned request does not wait, and does not remove the mark of a replica.
 func TestAssignedToOneThatRefused(t *testing.T) {
-	r := connected(t, Options{MaxOngoing: 5}, members(2)...)
+	r := connected(t, newManual().options(Options{MaxOngoing: 5}), members(2)...)
 	pick(t, r, &policy.Request{Pin: "r1"}).Refused(load.Report{Ongoing: -1, QueuedTokens: -1})
 	for _, how := range []How{{NoWait: true}, {Backoff: time.Second}, {}} {
 		b := new(Reservation)
