@@ -157,9 +157,13 @@ func (d *httpServer) raw(t *testing.T, text string) net.Conn {
 // A body that does not arrive decides with what arrived; a head that does not arrive ends the connection.
 func TestHTTPSlowCallers(t *testing.T) {
 	var log logBook
-	d := startHTTP(t, "http: {listen: '127.0.0.1:0', read_timeout: 1s}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	d := startHTTP(t, "http: {listen: '127.0.0.1:0', read_timeout: 3s}\n"+quiet, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	var slow []net.Conn
 	for _, framing := range []string{"Content-Length: 1000\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n1000\r\n"} {
-		conn := d.raw(t, "POST /internal/route HTTP/1.1\r\nHost: x\r\n"+framing+`{"prompt":"secret and slo`)
+		slow = append(slow, d.raw(t, "POST /internal/route HTTP/1.1\r\nHost: x\r\n"+framing+`{"prompt":"secret and slo`))
+	}
+	silent := d.raw(t, "POST /internal/route HT")
+	for _, conn := range slow {
 		a, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		require.NoError(t, err)
 		require.Equal(t, http.StatusOK, a.StatusCode)
@@ -168,7 +172,6 @@ func TestHTTPSlowCallers(t *testing.T) {
 		require.NoError(t, err)
 		require.NotContains(t, string(raw), "secret")
 	}
-	silent := d.raw(t, "POST /internal/route HT")
 	_, err := io.Copy(io.Discard, silent)
 	require.NoError(t, err, "it is closed")
 	require.NotContains(t, log.String(), "secret")

@@ -2,7 +2,6 @@ package server
 
 import (
 	"fmt"
-	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -128,22 +127,18 @@ func TestRefusedRegistrations(t *testing.T) {
 
 // The figures of replicas change with every heartbeat and are not logged; replicas that come or go are.
 func TestTheLogHasReplicasThatComeAndGo(t *testing.T) {
-	var text strings.Builder
-	now := newClock()
-	s, err := New(parse(t, "load_interval: 10s\ndeployments: {chat: {register: true}}"), Options{Logger: slog.New(slog.NewTextHandler(&text, nil)), now: now.now})
-	require.NoError(t, err)
-	defer s.Close()
-	d := (*s.deployments.Load())["chat"]
+	f, text := startLogged(t, "load_interval: 10s\ndeployments: {chat: {register: true}}")
+	changes := func() int { return strings.Count(text.String(), `level=INFO msg="warmpath: the fleet changed"`) }
 	for i := range 20 {
 		for _, id := range []string{"a", "b"} {
-			_, err := services{Server: s}.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: id, Address: id + ":1", Stats: map[string]float64{"waiting": float64(i)}}})
+			_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: id, Address: id + ":1", Stats: map[string]float64{"waiting": float64(i)}}})
 			require.NoError(t, err)
 		}
-		d.tick(now.now())
-		now.advance(time.Second)
+		f.tick("chat")
+		f.advance(time.Second)
 	}
-	require.Equal(t, 2, strings.Count(text.String(), "the fleet changed"), "%s", &text)
-	_, err = services{Server: s}.Register(t.Context(), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "a:1"}, Leaving: true})
+	require.Equal(t, 2, changes(), "%s", text)
+	_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Id: "a", Address: "a:1"}, Leaving: true})
 	require.NoError(t, err)
-	require.Equal(t, 3, strings.Count(text.String(), "the fleet changed"), "%s", &text)
+	require.Equal(t, 3, changes(), "%s", text)
 }

@@ -3,6 +3,7 @@ package lookaside
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -85,7 +86,9 @@ func TestAnswerOfAReplacedServer(t *testing.T) {
 }
 
 // After several requests without an answer only one now and then is sent, until an answer comes.
-func TestServerThatDoesNotAnswer(t *testing.T) {
+func TestServerThatDoesNotAnswer(t *testing.T) { synctest.Test(t, testServerThatDoesNotAnswer) }
+
+func testServerThatDoesNotAnswer(t *testing.T) {
 	w, _, _ := unstarted(t)
 	d := w.Central()
 	w.central.begin(stub{})
@@ -95,7 +98,7 @@ func TestServerThatDoesNotAnswer(t *testing.T) {
 	}
 	_, err := w.central.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.ErrorIs(t, err, ErrLate)
-	w.central.probe = time.Now()
+	time.Sleep(probeAfter)
 	q, err := w.central.put(d.request(new(policy.Request), nil, "", 0), false)
 	require.NoError(t, err, "the time of the next one has come")
 	_, err = w.central.put(d.request(new(policy.Request), nil, "", 0), false)

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -156,7 +157,9 @@ func TestHomes(t *testing.T) {
 }
 
 // A new server has other numbers: the old ones are dropped, the peer load is not.
-func TestAnotherIncarnation(t *testing.T) {
+func TestAnotherIncarnation(t *testing.T) { synctest.Test(t, testAnotherIncarnation) }
+
+func testAnotherIncarnation(t *testing.T) {
 	w, _, r := unstarted(t)
 	w.view.take(greeting(), true)
 	m := &warmpathv1.WatchReplicasResponse{Incarnation: "b", Fleet: snapshot(2)}
@@ -188,7 +191,9 @@ func TestAnotherIncarnation(t *testing.T) {
 }
 
 // A server that is followed again may still have this client's own load in its first update: it is not peer load.
-func TestTheSameIncarnationAgain(t *testing.T) {
+func TestTheSameIncarnationAgain(t *testing.T) { synctest.Test(t, testTheSameIncarnationAgain) }
+
+func testTheSameIncarnationAgain(t *testing.T) {
 	w, _, r := unstarted(t)
 	idle := greeting()
 	idle.Load.Loads = nil

@@ -96,8 +96,8 @@ func declareAll(fleet []policy.Attributes, pods []*corev1.Pod) (wrong []string) 
 
 // hold is how long an endpoint stays that has left all slices without having been terminating. A controller that moves
 // an endpoint to another slice writes two objects, with milliseconds between them. A pause before each update instead
-// would delay replicas that are new, and still be too short where a third slice changes meanwhile.
-const hold = time.Second
+// would delay replicas that are new, and still be too short where a third slice changes meanwhile. Only tests change it.
+var hold = time.Second
 
 // A union is what all EndpointSlices of a Service hold together.
 type union struct {

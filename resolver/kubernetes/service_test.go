@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -267,6 +268,8 @@ func TestThousandEndpoints(t *testing.T) {
 	for i := range all {
 		l.write(name(i), all[i]...)
 	}
+	hold = time.Hour // however long the test takes from one write to the next
+	t.Cleanup(func() { hold = time.Second })
 	o := l.observe(l.target())
 	o.until(t, "1,000 replicas", func(fleets [][]policy.Attributes, _ []string) bool {
 		return len(fleets) > 0 && len(fleets[len(fleets)-1]) == 1000
