@@ -92,7 +92,7 @@ func TestAttempts(t *testing.T) {
 				stub := testpb.NewTestServiceClient(cc)
 				connectedExcept(t, cc, rs)
 				// A session for which the good replica is last in the order.
-				ctx := client.WithSession(deadline(t), sessionEndingAt(t, rs, good.addr))
+				ctx := client.WithSession(deadline(t), sessionAt(t, rs, len(rs)-1, good.addr))
 				failed.Store(0)
 				var d client.Decision
 				ctx = client.WithDecision(ctx, &d)
@@ -127,12 +127,12 @@ func connectedExcept(t *testing.T, cc *grpc.ClientConn, rs []*replica) {
 	}
 }
 
-// sessionEndingAt finds a session for which a replica is the last on the ring.
-func sessionEndingAt(t *testing.T, rs []*replica, last string) string {
+// sessionAt finds a session for which a replica has this place on the ring, 0 is the first.
+func sessionAt(t *testing.T, rs []*replica, place int, addr string) string {
 	t.Helper()
 	for i := range 10000 {
 		session := strings.Repeat("s", i%17) + string(rune('a'+i%26)) + strings.Repeat("x", i/26)
-		if order := ringOrder(t, rs, session); order[len(order)-1] == last {
+		if order := ringOrder(t, rs, session); order[place] == addr {
 			return session
 		}
 	}
@@ -350,7 +350,7 @@ func TestRetriesOfGRPCGoToOthers(t *testing.T) {
 	m := newMeter(t)
 	cc := dial(t, target(rs...), grpc.WithDefaultServiceConfig(sc), m.option)
 	connectedExcept(t, cc, rs)
-	session := sessionEndingAt(t, rs, rs[0].addr)
+	session := sessionAt(t, rs, 0, bad.addr)
 	failing.Store(true)
 	bad.calls.Store(0)
 	for range 5 {

@@ -174,15 +174,17 @@ func TestHungReplicaShared(t *testing.T) {
 // calls than the threshold. An attempt that times out counts as a failure, and its answer elsewhere counts once more.
 func TestHungReplicaUnderFirstTokenTimeout(t *testing.T) {
 	hung, _, all := hanging(t)
-	w := watching(t, target(all...), all, client.WithConfig(config(`{"round_robin":{}}`,
+	w := watching(t, target(all...), all, client.WithConfig(config(`{"consistent_hash":{}}`,
 		`"first_token_timeout":"2s"`, `"ejection":{"failures":3,"base_time":"1h"}`)))
+	// All calls begin at the replica that hangs: a call that began elsewhere and was late might move there, and would stay.
+	ctx := client.WithSession(w.ctx, sessionAt(t, all, 0, hung.addr))
 	hung.calls.Store(0)
 	eventually(t, "it is found", func() bool {
-		require.NoError(t, w.ask(w.ctx, 20*time.Second), "another replica serves it")
+		require.NoError(t, w.ask(ctx, 20*time.Second), "another replica serves it")
 		return w.is(hung, "ejected")
 	})
 	for range 20 {
-		require.NoError(t, w.ask(w.ctx, 20*time.Second))
+		require.NoError(t, w.ask(ctx, 20*time.Second))
 	}
 	require.EqualValues(t, 2, hung.calls.Load(), "each counts twice")
 }

@@ -91,7 +91,7 @@ func TestReplicaLeavesBetweenReserveAndPick(t *testing.T) {
 	}), grpc.WithResolvers(dir), m.option, client.WithConfig(config(`{"consistent_hash":{}}`)))
 	cc := dial(t, "leaving:///x", opts...)
 	stub := testpb.NewTestServiceClient(cc)
-	session := sessionEndingAt(t, rs, rs[1].addr)
+	session := sessionAt(t, rs, len(rs)-1, rs[1].addr)
 	for i := range 6 {
 		dir.set(state("", rs...))
 		connected(t, cc, rs)

@@ -83,7 +83,7 @@ func TestDecisionsOnSpans(t *testing.T) {
 			rs := []*replica{start(t, &replica{}), start(t, answering(true, fail))}
 			cc := dial(t, target(rs...), opts...)
 			connectedExcept(t, cc, rs)
-			session := sessionEndingAt(t, rs, rs[0].addr)
+			session := sessionAt(t, rs, len(rs)-1, rs[0].addr)
 			for _, kind := range []string{"unary", "stream"} {
 				failing.Store(true)
 				rec.Reset()

@@ -38,7 +38,8 @@ func alone(t *testing.T) bool {
 			t.Skipf("%s is not installed: %v", program, err)
 		}
 	}
-	cmd := again(t, ownNetwork+"=1", "-test.run", "^"+t.Name()+"$", "-test.timeout", "5m")
+	// What runs in parallel there mostly waits, on few cores too.
+	cmd := again(t, ownNetwork+"=1", "-test.run", "^"+t.Name()+"$", "-test.timeout", "5m", "-test.parallel", "16")
 	out, err := cmd.CombinedOutput()
 	if errors.Is(err, syscall.EPERM) {
 		t.Skipf("this machine allows no network namespaces: %v", err)
