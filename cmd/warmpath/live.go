@@ -18,6 +18,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 	"github.com/warmpath/warmpath/internal/lab/report"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/server"
@@ -180,10 +181,7 @@ func (l *live) serve(o *drive.Options, mode, name string) (stop func(), err erro
 			s.Close()
 		}
 	}
-	routes, err := freePorts(l.servers)
-	if err != nil {
-		return stop, err
-	}
+	routes := freeport.Find(l.servers)
 	ports := make([]string, l.servers)
 	for i := range ports {
 		s, err := server.New(l.serverConfig(mode, name, o.Replicas, routes, i),
@@ -206,19 +204,6 @@ func (l *live) serve(o *drive.Options, mode, name string) (stop func(), err erro
 	}
 	o.Target, o.Config = o.TargetOf(0), ""
 	return stop, nil
-}
-
-// freePorts returns ports of the loopback that nothing listens on.
-func freePorts(n int) (ports []int, err error) {
-	for range n {
-		lis, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer lis.Close()
-		ports = append(ports, lis.Addr().(*net.TCPAddr).Port)
-	}
-	return ports, nil
 }
 
 // serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that

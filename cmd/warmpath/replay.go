@@ -64,7 +64,7 @@ func newReplay() *cobra.Command {
 	f.Float64Var(&r.rateScale, "rate-scale", 1, "divide the times of the trace by this")
 	f.DurationVar(&r.WarmUp, "warm-up", 0, "do not measure the requests of this first `time`")
 	f.DurationVar(&r.Timeout, "timeout", 10*time.Minute, "end calls that take longer than this `time`; 0 means never")
-	f.DurationVar(&r.Connect, "connect-timeout", 10*time.Second, "how long to wait for the first connections")
+	f.DurationVar(&r.Connect, "connect-timeout", 10*time.Second, "how long to wait for the connections, of which each client needs one")
 	return c
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	stdlog "log"
 	"log/slog"
@@ -21,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
+	"github.com/warmpath/warmpath/internal/lab/freeport"
 )
 
 // transcript is the output of a running command.
@@ -160,9 +162,9 @@ func TestServeChecks(t *testing.T) {
 // The error distinguishes a server that does not answer, a server that cannot be reached, and an answer with an
 // error.
 func TestServersThatDoNotAnswer(t *testing.T) {
-	lis, err := net.Listen("tcp", "127.0.0.1:0") // accepts connections, and sends nothing
+	at := fmt.Sprint("127.0.0.1:", freeport.Find(1)[0])
+	lis, err := net.Listen("tcp", at) // accepts connections, and sends nothing
 	require.NoError(t, err)
-	at := lis.Addr().String()
 	for _, args := range [][]string{{"choose"}, {"top", "--once"}} {
 		code, _, wrong := command(t, append(args, "--server", at, "--timeout", "50ms")...)
 		require.Equal(t, exitFailed, code)

@@ -27,10 +27,7 @@ import (
 // Waiting for connections.
 const (
 	defaultConnect = 10 * time.Second
-	// stragglers is how long a channel that has one connection waits for the others: with few of them a
-	// policy would begin with other choices than it makes later.
-	stragglers = time.Second
-	askEvery   = 10 * time.Millisecond
+	askEvery       = 10 * time.Millisecond
 )
 
 // Replicas are the replicas that a dial target names; none where only its resolver has them.
@@ -48,7 +45,8 @@ func Replicas(dialled string) []policy.Attributes {
 	return nil
 }
 
-// dial makes the channels and waits until each has a connection, and a little longer for the others.
+// dial makes the channels and waits until each has a connection, and then for the others: with few of them a policy
+// would begin with other choices than it makes later. A replica that does not answer in time is left out.
 func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err error) {
 	options := append([]grpc.DialOption{grpc.WithTransportCredentials(insecure.NewCredentials())}, o.Dial...)
 	if o.Config != "" {
@@ -89,9 +87,7 @@ func dial(ctx context.Context, o *Options) (channels []*grpc.ClientConn, err err
 	for i, r := range replicas {
 		ids[i] = r.ID
 	}
-	soon, stop := context.WithTimeout(within, stragglers)
-	defer stop()
-	_ = Reach(soon, channels, ids)
+	_ = Reach(within, channels, ids)
 	return channels, ctx.Err()
 }
 

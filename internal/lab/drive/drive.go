@@ -39,7 +39,7 @@ type Options struct {
 	WarmUp time.Duration
 	// Timeout ends a call, in our time; 0 means never.
 	Timeout time.Duration
-	// Connect is how long to wait for the first connection of each channel; 0 means 10 s.
+	// Connect is how long to wait for the connections, of which each channel needs one; 0 means 10 s.
 	Connect time.Duration
 	// OwnClock has times measured by the client alone: no engine sees the whole of a call that two of them serve.
 	OwnClock bool
