@@ -25,8 +25,8 @@ const (
 	// patience is how long a client may take from its first message to its half-close to count as one that sends one
 	// message. Clients send both together; a call that goes on waits so long once.
 	patience = 5 * time.Millisecond
-	// silence is after how long without a message a call is opened: its replica may be the one to begin.
-	silence = time.Second
+	// silence is after how many times patience a call without a message is opened: its replica may be the one to begin.
+	silence = 200
 )
 
 var (
@@ -56,7 +56,7 @@ func (p *Proxy) pass(_ any, in grpc.ServerStream) error {
 	x := &passage{proxy: p, in: in, ctx: in.Context()}
 	x.opened.Add(1)
 	x.answered.Add(1)
-	wait := time.AfterFunc(silence, x.early)
+	wait := time.AfterFunc(silence*p.patience, x.early)
 	for {
 		m, err := x.receive()
 		switch first := wait.Stop(); {

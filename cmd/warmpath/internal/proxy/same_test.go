@@ -79,6 +79,7 @@ type scenario struct {
 func TestTheSameAsDirect(t *testing.T) {
 	for name, tt := range scenarios {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			var of [2]string
 			for i := range of {
 				var client, server seen
@@ -335,7 +336,7 @@ var scenarios = map[string]scenario{
 			return out.Context().Err() // the replica's timer may fire first
 		}),
 		client: func(ctx context.Context, stub testpb.TestServiceClient, s *seen) {
-			ctx, cancel := context.WithTimeout(ctx, 3*time.Second) // long enough to reach the replica
+			ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // long enough to reach the replica
 			defer cancel()
 			_, err := read(stub.StreamingOutputCall(ctx, ask("hello")))
 			s.add("%s", status.Code(err))

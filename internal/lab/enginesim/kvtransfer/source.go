@@ -256,7 +256,7 @@ func (s *Source) serve(c net.Conn) {
 			cancel(errPulled)
 		}
 	})
-	if err := s.pull(ctx, &q, out); err != nil {
+	if err := s.pull(ctx, &q, out); err != nil && ctx.Err() == nil { // else the pull, or the source, is over
 		_ = out.Encode(reply{Error: err.Error()}) // the other end may be gone
 	}
 }

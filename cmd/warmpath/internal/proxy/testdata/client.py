@@ -85,7 +85,7 @@ with grpc.insecure_channel(sys.argv[1], options=large) as channel:
     check(got, [answer(b"%d" % i) for i in range(50)])
 
     # Deadline and cancellation.
-    e = status(lambda: unary(request(b"wait"), timeout=3))
+    e = status(lambda: unary(request(b"wait"), timeout=5))
     check(e.code(), grpc.StatusCode.DEADLINE_EXCEEDED)
     call = output(request(b"wait"), timeout=30)
     check(next(call), answer(b"wait"))
