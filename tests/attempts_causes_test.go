@@ -47,7 +47,9 @@ func TestRefusedCallsWaitInTheQueue(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(deadline(t))
 	first := call(ctx)
-	eventually(t, "the first waits", func() bool { return m.sum(t, "warmpath.queue.length") == 1 })
+	eventually(t, "the first waits for its third attempt", func() bool {
+		return r.calls.Load() == 2 && m.sum(t, "warmpath.queue.length") == 1
+	})
 	second := <-call(deadline(t))
 	require.Equal(t, codes.ResourceExhausted, status.Code(second))
 	require.ErrorContains(t, second, "max_queued_requests")

@@ -1,7 +1,6 @@
 package tests
 
 import (
-	"bytes"
 	"log/slog"
 	"strings"
 	"testing"
@@ -25,9 +24,9 @@ func stubborn(id string) policy.Policy {
 
 // Issue 12.17: a pick of a replica that the request excludes is counted, and logged once a policy.
 func TestCorrectedPicksAreCounted(t *testing.T) {
-	var log bytes.Buffer
+	var log logged
 	before := slog.Default()
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	slog.SetDefault(log.logger())
 	t.Cleanup(func() { slog.SetDefault(before) })
 
 	r := policytest.NewRouter(t, stubborn("r0"), policytest.Bounded(policytest.Fleet(3), 2))

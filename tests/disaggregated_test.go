@@ -22,7 +22,7 @@ import (
 func TestDisaggregatedFlows(t *testing.T) {
 	for _, flow := range kvFlows {
 		t.Run(flow.name, func(t *testing.T) {
-			f := startKVFleet(t, flow, kvOptions{prefills: 2, decodes: 2})
+			f := startKVFleet(t, flow, kvOptions{prefills: 2, decodes: 2, lease: long})
 			for i := range 20 { // one by one: where the prefill engines are busy, some are served whole
 				_, err := f.call(deadline(t), fmt.Sprint(i))
 				require.NoError(t, err, i)

@@ -127,7 +127,10 @@ func httpReplicas(t *testing.T) []*httpReplica {
 	all := make([]*httpReplica, 3)
 	for i := range all {
 		r := &httpReplica{name: fmt.Sprint("r", i)}
-		r.Server = httptest.NewServer(r)
+		r.Server = httptest.NewUnstartedServer(r)
+		require.NoError(t, r.Listener.Close())
+		r.Listener = listenLoopback(t) // no other listener takes the address of a replica that is closed
+		r.Start()
 		t.Cleanup(r.Close)
 		all[i] = r
 	}

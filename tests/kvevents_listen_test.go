@@ -60,6 +60,13 @@ func (s *stored) changed(changes []policy.CacheChange) {
 	}
 }
 
+// has reports whether events of a replica came.
+func (s *stored) has(id string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.all[id] != nil
+}
+
 // only waits until a replica holds these prompts and nothing else.
 func (s *stored) only(t *testing.T, id string, prompts ...[]uint32) {
 	t.Helper()
@@ -135,7 +142,7 @@ func TestEnginesThatDialOnePort(t *testing.T) {
 	a.only(t, "r1", promptOf(1, 2))
 	a.only(t, "r2", promptOf(2, 2))
 	b.only(t, "r2", promptOf(2, 2))
-	require.NotContains(t, b.all, "r1")
+	require.False(t, b.has("r1"))
 	for _, st := range append(ma.Status(), mb.Status()...) {
 		require.True(t, st.Connected, "%+v", st)
 	}
@@ -178,7 +185,7 @@ func TestEnginesWithOverlappingTopics(t *testing.T) {
 	})
 	e.publish("kv", storesOf(t, promptOf(1, 2), nil))
 	known.only(t, "a", promptOf(1, 2))
-	require.NotContains(t, known.all, "b")
+	require.False(t, known.has("b"))
 }
 
 // Issue 12.49: without bind= a port is open on loopback only.
