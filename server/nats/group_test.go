@@ -2,6 +2,7 @@ package nats_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -16,14 +17,19 @@ func TestStoreOutlivesItsServers(t *testing.T) {
 	at := freeport.Find(3)
 	var buses [3]cluster.Bus
 	var stores [3]policy.Store
+	set := func(i int) uint64 {
+		version, err := patient{stores[i], t}.Set(t.Context(), "k", nil, time.Minute)
+		require.NoError(t, err)
+		return version
+	}
 	for i := range buses {
 		buses[i], stores[i] = openBus(t, at, i)
 	}
-	last := set(t, stores[0], "k")
+	last := set(0)
 	for i := range buses {
 		buses[i].Close()
 		buses[i], stores[i] = openBus(t, at, i)
-		last = max(last, set(t, stores[i], "k"))
+		last = max(last, set(i))
 	}
 	for i := range buses {
 		buses[i].Close()
@@ -31,7 +37,7 @@ func TestStoreOutlivesItsServers(t *testing.T) {
 	for i := range buses {
 		buses[i], stores[i] = openBus(t, at, i)
 	}
-	require.Greater(t, set(t, stores[0], "k"), last)
+	require.Greater(t, set(0), last)
 	for i := range buses {
 		buses[i].Close()
 	}

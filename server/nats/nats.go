@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
@@ -266,8 +267,9 @@ func routeTLS(c *cluster.TLS) (*tls.Config, error) {
 }
 
 const (
-	// leaveTime is how long a server that ends waits for the others, looked at every leaveInterval.
-	leaveTime, leaveInterval = 3 * time.Second, 50 * time.Millisecond
+	// leaveTime is how long a server that ends waits for the others, looked at every leaveInterval. It is longer than
+	// an election of NATS, which takes up to nine seconds.
+	leaveTime, leaveInterval = 12 * time.Second, 50 * time.Millisecond
 )
 
 // leave takes this server out of the embedded servers, whose majority JetStream needs, once the others that run are
@@ -275,17 +277,28 @@ const (
 // would count for ever.
 func (b *bus) leave() {
 	defer b.operator.Close()
-	for began := time.Now(); time.Since(began) < leaveTime; time.Sleep(leaveInterval) {
-		if b.complete() && b.removed() {
-			return
-		}
+	for began := time.Now(); time.Since(began) < leaveTime && !b.left(); {
+		time.Sleep(leaveInterval)
 	}
 }
 
-// complete reports whether JetStream has all servers that this one is connected to.
-func (b *bus) complete() bool {
+// left tries to take this server out, and reports whether there is nothing to wait for.
+func (b *bus) left() bool {
 	info, err := b.embed.Jsz(nil)
-	return err == nil && info.Meta != nil && info.Meta.Size > b.embed.NumRemotes()
+	if err != nil || info.Meta == nil {
+		return err == nil && info.Disabled
+	}
+	others := b.embed.NumRemotes()
+	self := func(p *natsserver.PeerInfo) bool { return p.Name == b.embed.Name() }
+	switch {
+	case others == 0, others+1 < info.Meta.QuorumNeeded: // no majority is connected
+		return true
+	case info.Meta.Leader == "" && !slices.ContainsFunc(info.Meta.Replicas, self): // it led, so there was no answer
+		return true
+	case info.Meta.Size <= others: // one of them is not among JetStream's yet
+		return false
+	}
+	return b.removed()
 }
 
 // removed takes this server out, and reports whether that is done.

@@ -197,15 +197,49 @@ func openBus(t testing.TB, at []int, i int) (cluster.Bus, policy.Store) {
 	return b, b.Store("chat")
 }
 
-// set writes a value once the servers of NATS have elected a leader.
-func set(t testing.TB, s policy.Store, key string) (version uint64) {
-	t.Helper()
-	require.Eventually(t, func() (ok bool) {
-		var err error
-		version, err = s.Set(soon(t), key, nil, time.Minute)
-		return err == nil
-	}, 2*time.Minute, 50*time.Millisecond)
-	return version
+// patient is a store whose calls are repeated until the servers of NATS answer: they elect a leader at first, and when
+// the machine has stood still.
+type patient struct {
+	policy.Store
+	t testing.TB
+}
+
+func (p patient) answered(call func() error) (err error) {
+	p.t.Helper()
+	require.Eventually(p.t, func() bool {
+		err = call()
+		return err == nil || errors.Is(err, policy.ErrNotFound) || errors.Is(err, policy.ErrConflict) || errors.Is(err, policy.ErrInvalid)
+	}, 2*time.Minute, 10*time.Millisecond, "%v", &err)
+	return err
+}
+
+func (p patient) Get(ctx context.Context, key string) (e policy.Entry, err error) {
+	err = p.answered(func() (err error) { e, err = p.Store.Get(ctx, key); return err })
+	return e, err
+}
+
+func (p patient) Set(ctx context.Context, key string, value []byte, ttl time.Duration) (version uint64, err error) {
+	err = p.answered(func() (err error) { version, err = p.Store.Set(ctx, key, value, ttl); return err })
+	return version, err
+}
+
+func (p patient) CompareAndSet(ctx context.Context, key string, version uint64, value []byte, ttl time.Duration) (made uint64, err error) {
+	tries := 0
+	err = p.answered(func() (err error) {
+		tries++
+		made, err = p.Store.CompareAndSet(ctx, key, version, value, ttl)
+		return err
+	})
+	if tries > 1 && errors.Is(err, policy.ErrConflict) { // a try without an answer may have written it
+		if e, _ := p.Get(ctx, key); string(e.Value) == string(value) {
+			return e.Version, nil
+		}
+	}
+	return made, err
+}
+
+func (p patient) Delete(ctx context.Context, key string) error {
+	return p.answered(func() error { return p.Store.Delete(ctx, key) })
 }
 
 // A store has the semantics of the one in memory, and the servers share it.
@@ -217,12 +251,9 @@ func TestStore(t *testing.T) {
 		defer b.Close()
 		all[i] = s
 	}
-	x, y := all[0], all[1]
-	first, err := uint64(0), error(nil)
-	require.Eventually(t, func() (ok bool) { // the servers of NATS elect a leader first
-		first, err = x.Set(ctx, "key/with any * byte", []byte("one"), time.Minute)
-		return err == nil
-	}, time.Minute, 50*time.Millisecond)
+	x, y := patient{all[0], t}, patient{all[1], t}
+	first, err := x.Set(ctx, "key/with any * byte", []byte("one"), time.Minute)
+	require.NoError(t, err)
 	e, err := y.Get(ctx, "key/with any * byte")
 	require.NoError(t, err)
 	require.Equal(t, "one", string(e.Value))
@@ -278,10 +309,8 @@ func TestStore(t *testing.T) {
 		})
 	}
 	counted.Wait()
-	require.Eventually(t, func() (ok bool) {
-		e, err = y.Get(ctx, "n")
-		return err == nil
-	}, time.Minute, 50*time.Millisecond)
+	e, err = y.Get(ctx, "n")
+	require.NoError(t, err)
 	count, err := strconv.Atoi(string(e.Value))
 	require.NoError(t, err)
 	require.GreaterOrEqual(t, count, 60)
