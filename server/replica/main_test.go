@@ -16,7 +16,10 @@ import (
 	testpb "google.golang.org/grpc/interop/grpc_testing"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	leaveTimeout = time.Minute // however long this process stands still
+	goleak.VerifyTestMain(m)
+}
 
 // timers is a clock that does not move: a timer waits until a test fires it.
 type timers struct {

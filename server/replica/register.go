@@ -23,9 +23,12 @@ const (
 	minHeartbeat, maxHeartbeat = 100 * time.Millisecond, 10 * time.Second
 	// retryAfter is the time to the next one after a failure.
 	retryAfter = time.Second
-	// callTimeout is how long a server may take to answer, leaveTimeout how long deregistering may delay the end.
-	callTimeout, leaveTimeout = 5 * time.Second, time.Second
+	// callTimeout is how long a server may take to answer.
+	callTimeout = 5 * time.Second
 )
+
+// leaveTimeout is how long deregistering may delay the end. Only tests change it.
+var leaveTimeout = time.Second
 
 // A link keeps the replica registered with one look-aside server. One goroutine uses it.
 type link struct {
