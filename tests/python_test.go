@@ -199,6 +199,7 @@ func TestPythonInterceptors(t *testing.T) {
 	unused := func() string { return freeAddr(t) }
 	for _, kind := range []string{"Sync", "Asyncio"} {
 		t.Run(kind, func(t *testing.T) {
+			t.Parallel() // they wait for deadlines
 			engines, _ := inferenceEngines(t, 2)
 			t.Run("calls", func(t *testing.T) {
 				r, at := record(t, "round_robin: {}", engines...)
