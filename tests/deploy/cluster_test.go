@@ -3,6 +3,7 @@ package deploy
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"os"
@@ -277,50 +278,58 @@ func TestServerFollowsItsPool(t *testing.T) {
 	}
 }
 
+// replayed is the output of a replay.
+type replayed struct {
+	Results []struct {
+		Policy           string
+		Requests, Errors int
+		Cached           float64 `json:"cached_token_ratio"`
+	}
+}
+
 // The quickstart's calls reach its engines: the Job's own command, with the token of its account, against the
-// StatefulSet's command, which runs here instead of in pods.
+// StatefulSet's command, which runs here instead of in pods. A machine that stands still for a second sends calls at
+// once that follow one another, and the prefix of the later one is not cached yet: the Job runs again.
 func TestQuickstartCalls(t *testing.T) {
 	c := startCluster(t)
-	ip := ownAddress(t)
 	all := render(t, "quickstart")
 	token := c.roles(t, "client", "chat-client", followsServices)
-	engine := find(t, all, "StatefulSet/engines")
-	var ports []int
-	for range 3 {
-		e := c.run(t, replaced(args(t, engine), "0.0.0.0:50051", ip+":0"), "")
-		e.until(t, func() bool { return listens.MatchString(e.String()) })
-		port, err := strconv.Atoi(listens.FindStringSubmatch(e.String())[1])
-		require.NoError(t, err)
-		ports = append(ports, port)
-	}
-	for i, port := range ports { // a slice has one port for all of its endpoints
-		o := slice(ip, port, []string{"engines-" + strconv.Itoa(i)})
-		o["metadata"].(map[string]any)["name"] = "engines-of-calls-" + strconv.Itoa(i)
-		o["metadata"].(map[string]any)["labels"] = map[string]any{"kubernetes.io/service-name": "calls"}
-		require.NoError(t, c.apply(t, o, ""))
-	}
 	job := find(t, all, "Job/calls")
 	volumes := job.at("spec", "template", "spec", "volumes").([]any)
 	trace := find(t, all, "ConfigMap/"+object(volumes[0].(map[string]any)).text("configMap", "name")).text("data", "calls.jsonl")
 	command := replaced(args(t, job), "/calls/calls.jsonl", write(t, "calls.jsonl", trace))
-	calls := c.run(t, append(replaced(command, "///engines:", "///calls:"), "--json"), token)
-	require.NoError(t, calls.wait(), "%s", calls)
-	var result struct {
-		Results []struct {
-			Policy           string
-			Requests, Errors int
-			Cached           float64 `json:"cached_token_ratio"`
-		}
-	}
-	require.NoError(t, json.Unmarshal([]byte(calls.out.String()), &result), "%s", calls)
-	require.Len(t, result.Results, 2)
+	command = append(replaced(command, "///engines:", "///calls:"), "--json")
+	var result replayed
+	require.Eventually(t, func() bool {
+		c.newEngines(t, find(t, all, "StatefulSet/engines"))
+		calls := c.run(t, command, token)
+		err := calls.wait()
+		t.Logf("%v: %s", err, calls)
+		result = replayed{}
+		return err == nil && json.Unmarshal([]byte(calls.out.String()), &result) == nil && len(result.Results) == 2 &&
+			math.Abs(result.Results[0].Cached-0.20) < 0.05 && math.Abs(result.Results[1].Cached-0.67) < 0.05 // as on the page
+	}, 3*time.Minute, time.Millisecond)
 	for _, p := range result.Results {
 		require.Equal(t, strings.Count(trace, "\n"), p.Requests)
 		require.Zero(t, p.Errors, p.Policy)
 	}
 	require.Contains(t, page(t), fmt.Sprintf("sends %d calls", strings.Count(trace, "\n")))
-	require.InDelta(t, 0.20, result.Results[0].Cached, 0.05, "as on the page")
-	require.InDelta(t, 0.67, result.Results[1].Cached, 0.05, "as on the page")
+}
+
+// newEngines starts engines as a StatefulSet does, and has Kubernetes list them, and no others, for the Service "calls".
+func (c *cluster) newEngines(t *testing.T, set object) {
+	t.Helper()
+	ip := ownAddress(t)
+	for i := range 3 {
+		e := c.run(t, replaced(args(t, set), "0.0.0.0:50051", ip+":0"), "")
+		e.until(t, func() bool { return listens.MatchString(e.String()) })
+		port, err := strconv.Atoi(listens.FindStringSubmatch(e.String())[1])
+		require.NoError(t, err)
+		o := slice(ip, port, []string{"engines-" + strconv.Itoa(i)}) // a slice has one port for all of its endpoints
+		o["metadata"].(map[string]any)["name"] = "engines-of-calls-" + strconv.Itoa(i)
+		o["metadata"].(map[string]any)["labels"] = map[string]any{"kubernetes.io/service-name": "calls"}
+		require.NoError(t, c.apply(t, o, ""))
+	}
 }
 
 var listens = regexp.MustCompile(`listens on \S+:(\d+)`)
