@@ -216,7 +216,7 @@ func TestLegsDrainDecode(t *testing.T) {
 // A prefill leg may fail when the first message arrives. The next attempt starts after gRPC has ended the decode leg,
 // and so it has both legs too.
 func TestLegsPrefillFailsAtTheFirstMessage(t *testing.T) {
-	fails := make(chan roomLeg, 1)
+	type failing struct{} // the key of a context: the prefill legs of the call that are to fail
 	f := startRoomFleet(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_attempts":2`, `"retry_ratio":"off"`,
 		`"ejection":{"failures":"off"}`, `"backoff":{"initial":"1us","maximum":"1us"}`)), opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
@@ -224,6 +224,7 @@ func TestLegsPrefillFailsAtTheFirstMessage(t *testing.T) {
 			if err != nil {
 				return nil, err
 			}
+			fails, _ := ctx.Value(failing{}).(chan roomLeg)
 			return notified{s, func() {
 				select {
 				case p := <-fails:
@@ -234,7 +235,8 @@ func TestLegsPrefillFailsAtTheFirstMessage(t *testing.T) {
 			}}, nil
 		}))
 	for range 100 {
-		result := f.call(deadline(t), nil)
+		fails := make(chan roomLeg, 1)
+		result := f.call(context.WithValue(deadline(t), failing{}, fails), nil)
 		p, d := f.legs(t)
 		fails <- p
 		d.answers(nil)
