@@ -247,7 +247,7 @@ func TestRooms(t *testing.T) {
 }
 
 func TestRoomWithoutPartner(t *testing.T) {
-	p, d, toP, toD := legs(t, Rooms, func(d *Disaggregation) { d.Timeout = 20 * time.Millisecond })
+	p, d, toP, toD := legs(t, Rooms, func(d *Disaggregation) { d.Timeout, d.Lease = time.Second/2, time.Second/2 })
 	for _, cc := range []*grpc.ClientConn{toP, toD} {
 		_, err := sglang(t.Context(), cc, roomRequest(t, p, 7))
 		require.Equal(t, codes.Internal, status.Code(err))
