@@ -123,12 +123,12 @@ func startKillFleet(t *testing.T, flow killFlow, resume bool) *killFleet {
 	return f
 }
 
-// start starts an engine at its addresses.
+// start starts an engine at its addresses. A leg waits for the other for 30 s of the engine's time, 6 s of ours.
 func (f *killFleet) start(e *killEngine) {
 	self, err := os.Executable()
 	require.NoError(f.t, err)
 	e.process, err = drive.StartProcess(f.t.Context(), exec.Command(self, "engine", "--listen", e.Address,
-		"--preset", "2xh100-8b", "--speed", "10", "--early-headers", "--role", e.Role,
+		"--preset", "2xh100-8b", "--speed", "5", "--early-headers", "--role", e.Role,
 		"--kv-connector", string(f.flow.connector), "--kv-listen", e.KVBootstrap))
 	require.NoError(f.t, err)
 }
