@@ -121,6 +121,10 @@ func manyStreams(t *testing.T, f *fixture, first *grpc.ClientConn, n int) {
 	for range n/500 - 1 {
 		conns = append(conns, f.as(t, insecure.NewCredentials(), evilToken))
 	}
+	for _, c := range conns { // connected before the streams, which keep the machine busy for longer than that may take
+		_, err := warmpathv1.NewRoutingServiceClient(c).ReportLife(soon(t), new(warmpathv1.ReportLifeRequest))
+		require.NoError(t, err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	var refused, open sync.WaitGroup
