@@ -106,7 +106,7 @@ func (d *demo) run(c *cobra.Command) (*report.Report, error) {
 	} else if err != nil {
 		return nil, err
 	}
-	d.Speed, d.WarmUp, d.Timeout = p.Speed, p.WarmUp, 30*time.Second
+	d.Speed, d.WarmUp, d.Timeout = p.Speed, p.WarmUp, 10*time.Minute
 	if d.disaggregated {
 		d.modes, d.OwnClock = dividedModes, true
 	}
