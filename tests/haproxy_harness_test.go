@@ -102,7 +102,7 @@ func startHAProxy(t *testing.T, a, b string, replicas []*httpReplica, env ...str
 	listen := freeAddr(t)
 	f.url = "http://" + listen
 	ctx, stop := context.WithCancel(context.Background())
-	cmd := exec.CommandContext(ctx, program, "-db", "-C", filepath.Join("..", "examples", "haproxy"), "-f", "haproxy.cfg")
+	cmd := exec.CommandContext(ctx, program, "-db", "-C", filepath.Join("..", "examples", "haproxy"), "-f", patientHAProxy(t))
 	cmd.Env = append(os.Environ(), "WARMPATH_LISTEN="+listen, "WARMPATH_ASK="+freeAddr(t), "WARMPATH_SERVER_A="+a, "WARMPATH_SERVER_B="+b, "WARMPATH_TIMEOUT=20s")
 	for i, r := range replicas {
 		cmd.Env = append(cmd.Env, fmt.Sprintf("WARMPATH_REPLICA_%d=%s", i, r.addr()))
@@ -120,6 +120,22 @@ func startHAProxy(t *testing.T, a, b string, replicas []*httpReplica, env ...str
 	})
 	answers(t, listen)
 	return f
+}
+
+// patientHAProxy is the example's configuration, where no server is down because this process stands still for a second.
+func patientHAProxy(t *testing.T) (path string) {
+	t.Helper()
+	text := readDoc(t, "examples/haproxy/haproxy.cfg")
+	for is, wanted := range map[string]string{
+		"timeout check 1s\n":           "timeout check 20s\n",
+		"option httpchk GET /health\n": "option httpchk GET /health\n    timeout check 20s\n",
+	} {
+		require.Equal(t, 1, strings.Count(text, is), is)
+		text = strings.Replace(text, is, wanted, 1)
+	}
+	path = filepath.Join(t.TempDir(), "haproxy.cfg")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
 }
 
 func httpReplicas(t *testing.T) []*httpReplica {
