@@ -76,7 +76,8 @@ func TestRoutesByTheMessage(t *testing.T) {
 	p, _, stub := fleet(t, 4, config("consistent_hash"), nil)
 	p.SetPatience(25 * time.Millisecond)
 	used := make(map[string]bool)
-	for i := range 32 {
+	for i := 0; i < 32 || len(used) < 4; i++ {
+		require.Less(t, i, 256, "%v", used) // 32 leave one of four replicas out too often
 		key := fmt.Sprint("session ", i)
 		a, err := stub.UnaryCall(deadline(t), &testpb.SimpleRequest{Payload: payload(key)})
 		require.NoError(t, err)
@@ -98,7 +99,6 @@ func TestRoutesByTheMessage(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, at, a.GetUsername())
 	}
-	require.Greater(t, len(used), 1, "the keys decide")
 }
 
 // A call whose replica is killed before it answers is retried, unary or streaming, also after a header.
