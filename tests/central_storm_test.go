@@ -106,7 +106,7 @@ func (c *crowd) ongoing() map[string]int {
 // way. At the end it has none.
 func TestCentralReservationsAfterAStorm(t *testing.T) {
 	c := startCrowd(t, 3)
-	at, _ := lookasideWith(t, "", centralised(`{power_of_two_choices: {}}`, c.rs, "retry_ratio: off", "ejection: {failures: 0}"))
+	at, _ := lookasideWith(t, "", centralised(`{power_of_two_choices: {}}`, c.rs, "retry_ratio: off"))
 	seen := observe(t, at)
 	cancels := map[string]context.CancelFunc{}
 	var calls sync.WaitGroup

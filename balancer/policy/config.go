@@ -36,19 +36,19 @@ type Config struct {
 	MaxOngoingRequests int `json:"max_ongoing_requests,omitempty"`
 	// MaxQueuedRequests bounds the requests that wait while all are full; 0 =
 	// 1,000, Off = no bound.
-	MaxQueuedRequests Limit `json:"max_queued_requests,omitempty"`
+	MaxQueuedRequests Limit `json:"max_queued_requests,omitempty" zero:"1 for the shortest queue, \"off\" for no bound"`
 	// MaxAttempts bounds the attempts of one call, the first included; 0 = 3, at
 	// most 10.
 	MaxAttempts int `json:"max_attempts,omitempty"`
 	// RetryRatio bounds a channel's retries of the last 10 s to this share of its calls, plus
 	// 10 retries a second; 0 = 0.2, Off = no bound. Retries after a refusal with warmpath's
 	// trailer do not count.
-	RetryRatio Limit `json:"retry_ratio,omitempty"`
+	RetryRatio Limit `json:"retry_ratio,omitempty" zero:"\"off\" for no bound, max_attempts: 1 for no retries"`
 	// Backoff is the wait before an attempt that follows a failed or a refused one.
 	Backoff Backoff `json:"backoff,omitzero"`
 	// QuarantineTTL is how long a prompt is not sent after the connections of two replicas
 	// broke under it; 0 = 5m, Off = it is always sent. An answer to the prompt ends it.
-	QuarantineTTL Duration `json:"quarantine_ttl,omitempty"`
+	QuarantineTTL Duration `json:"quarantine_ttl,omitempty" zero:"\"off\" to send every prompt"`
 	// FirstTokenTimeout is how long an attempt may go on without a first message before it is
 	// cancelled and made elsewhere, once in a call; 0 = for ever.
 	FirstTokenTimeout Duration `json:"first_token_timeout,omitempty"`
@@ -66,7 +66,7 @@ type Config struct {
 	Ejection Ejection `json:"ejection,omitzero"`
 	// DrainGrace is how long a draining replica keeps its recent sessions; 0 = 30s, Off = not
 	// at all.
-	DrainGrace Duration `json:"drain_grace,omitempty"`
+	DrainGrace Duration `json:"drain_grace,omitempty" zero:"\"off\" to keep no sessions"`
 	// Node and Zone are where this process runs; replicas there are preferred by
 	// the policies that look at locality.
 	Node string `json:"node,omitempty"`
@@ -278,7 +278,7 @@ func (a *Adoption) validate() error {
 // and each further one Multiplier times as long as the one before, up to Maximum. Its zero value is the default config.
 type Backoff struct {
 	// Initial is the first wait; 0 = 25ms, at most 1m.
-	Initial Duration `json:"initial,omitempty"`
+	Initial Duration `json:"initial,omitempty" zero:"\"1us\" for no wait"`
 	// Multiplier is the ratio of a wait to the one before; 0 = 2, at least 1 and at most 100.
 	Multiplier float64 `json:"multiplier,omitempty"`
 	// Maximum bounds every wait; 0 = 500ms, or Initial where that is more; at most 1m.
@@ -320,7 +320,7 @@ func (b Backoff) validate() error {
 type Ejection struct {
 	// Failures is how many calls in a row, failed or late, eject a replica; 0 = 5, Off = no replica is ejected.
 	// SlowStart does not depend on it.
-	Failures Limit `json:"failures,omitempty"`
+	Failures Limit `json:"failures,omitempty" zero:"\"off\" to eject no replica"`
 	// LateMin is a time to the first message that is never late; 0 = 5s. Late is more than that, and more than ten times
 	// the fleet's usual time.
 	LateMin Duration `json:"late_min,omitempty"`
@@ -328,9 +328,9 @@ type Ejection struct {
 	// 5m and BaseTime.
 	BaseTime Duration `json:"base_time,omitempty"`
 	// MaxShare is the share of the replicas that may be ejected; 0 = 0.3. One replica always may, and one always stays.
-	MaxShare float64 `json:"max_share,omitempty"`
+	MaxShare float64 `json:"max_share,omitempty" zero:"failures: \"off\" to eject no replica"`
 	// SlowStart is the time in which the share of a new or returned replica grows to the full one; 0 = 30s, Off = none.
-	SlowStart Duration `json:"slow_start,omitempty"`
+	SlowStart Duration `json:"slow_start,omitempty" zero:"\"off\" for none"`
 }
 
 // WithDefaults returns the config with every default written out.

@@ -3,6 +3,7 @@ package policy_test
 import (
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -33,10 +34,10 @@ func TestParseConfig(t *testing.T) {
 		want policy.Config
 	}{
 		"the defaults": {`{"policy":{"round_robin":{}}}`, rr},
-		"the defaults, written out": {`{"policy":{"round_robin":{}},"max_ongoing_requests":0,"max_queued_requests":0,"max_attempts":3,
+		"the defaults, written out": {`{"policy":{"round_robin":{}},"max_ongoing_requests":0,"max_queued_requests":1000,"max_attempts":3,
 			"session_keys":["session_id","x-session-id"],"prepare_timeout":"100ms","node":"","zone":""}`, rr},
 		"null keeps the default": {`{"policy":{"round_robin":{}},"max_attempts":null,"session_keys":null,"prepare_timeout":null,"dialects":null}`, rr},
-		"zero is the default":    {`{"policy":{"round_robin":{}},"max_attempts":0,"max_queued_requests":0,"prepare_timeout":"0s"}`, rr},
+		"zero is the default":    {`{"policy":{"round_robin":{}},"max_attempts":0,"max_ongoing_requests":0,"prepare_timeout":"0s"}`, rr},
 		"everything": {`{"policy":{"round_robin":{}},"max_ongoing_requests":64,"max_queued_requests":"off","max_attempts":1,"session_keys":["User-Id"],
 			"drain_grace":"off","prepare_timeout":"1.5s","node":"n1","zone":"z1","dialects":[{"a":1}]}`, with(func(c *policy.Config) {
 			c.MaxOngoingRequests, c.MaxQueuedRequests, c.MaxAttempts, c.DrainGrace = 64, policy.Off, 1, policy.Off
@@ -119,6 +120,48 @@ func TestParseConfigRefuses(t *testing.T) {
 			_, err := policy.ParseConfig([]byte(c.json))
 			require.ErrorContains(t, err, c.want)
 		})
+	}
+}
+
+// A zero means the default, in Go too. Where Ray, or a reader, gives it a meaning of its own, it is refused when it is
+// written out, with what to write for that meaning.
+func TestZeroThatMeansSomethingElse(t *testing.T) {
+	in := func(name, config string) string { return fmt.Sprintf(`{"policy":{%q:{%s}}}`, name, config) }
+	for config, want := range map[string]string{
+		in("consistent_hash", `"num_fallback_replicas":0`):              `num_fallback_replicas: 0 is the default, as if it were left out; write "off" for the primary only`,
+		in("consistent_hash", `"num_virtual_nodes":0`):                  "num_virtual_nodes: 0 is the default, as if it were left out; write at least 1",
+		in("prefix_cache_affinity", `"match_rate_threshold":0.0`):       `match_rate_threshold: 0 is the default, as if it were left out; write "off" to prefer every match`,
+		in("prefix_cache_affinity", `"imbalanced_threshold":0`):         `imbalanced_threshold: 0 is the default, as if it were left out; write 0.5 for any imbalance, "off" for never`,
+		in("kv_aware", `"kv_tokens":0`):                                 `kv_tokens: 0 is the default, as if it were left out; write "off" for no bound`,
+		`{"max_queued_requests":0}`:                                     `max_queued_requests: 0 is the default`,
+		`{"retry_ratio":0e0}`:                                           `retry_ratio: 0 is the default, as if it were left out; write "off" for no bound, max_attempts: 1 for no retries`,
+		`{"drain_grace":"0s"}`:                                          `drain_grace: 0 is the default, as if it were left out; write "off" to keep no sessions`,
+		`{"backoff":{"initial":"0"}}`:                                   `backoff.initial: 0 is the default, as if it were left out; write "1us" for no wait`,
+		`{"ejection":{"failures":0}}`:                                   `ejection.failures: 0 is the default, as if it were left out; write "off" to eject no replica`,
+		`{"ejection":{"max_share":0}}`:                                  `ejection.max_share: 0 is the default, as if it were left out; write failures: "off" to eject no replica`,
+		`{"ejection":{"slow_start":"0m"}}`:                              `ejection.slow_start: 0 is the default`,
+		`{"shadow_policy":{"consistent_hash":{"num_virtual_nodes":0}}}`: "shadow_policy.consistent_hash: num_virtual_nodes: 0 is the default",
+	} {
+		_, err := policy.ParseConfig([]byte(config))
+		require.ErrorContains(t, err, want)
+	}
+	for _, config := range []string{
+		in("consistent_hash", `"num_fallback_replicas":"off"`),
+		in("prefix_cache_affinity", `"match_rate_threshold":"off","imbalanced_threshold":0.5`),
+		in("prefix_cache_affinity", `"imbalanced_threshold":"off"`),
+		`{"percentage":0}`, `{"ejection":{"failures":null}}`,
+	} {
+		_, err := policy.ParseConfig([]byte(config))
+		require.NoError(t, err)
+	}
+	for _, config := range []any{
+		policy.Config{}, policy.Ejection{}, consistenthash.Config{}, prefixaffinity.Config{}, kvaware.Config{},
+	} {
+		for _, f := range reflect.VisibleFields(reflect.TypeOf(config)) {
+			if f.Type == reflect.TypeFor[policy.Limit]() {
+				require.NotEmpty(t, f.Tag.Get("zero"), "%T.%s: what may be off has a zero of its own", config, f.Name)
+			}
+		}
 	}
 }
 

@@ -3,7 +3,9 @@
 // The rule. A field that is unknown, there twice, of a wrong type or in other case than its own, and
 // anything after the value, is refused with an error that names where it stands and what it ought to
 // be, in the words of the config. encoding/json takes a field that is there twice, and one in other
-// case, in silence, and reports what is wrong in Go's words.
+// case, in silence, and reports what is wrong in Go's words. A zero means the default. If a reader may
+// expect a zero to mean something else, the field's tag "zero" says what to write for that, and a zero
+// that is written out is refused.
 //
 // Complexity. Each value is read twice for every level that it is deep.
 package strict
@@ -16,6 +18,7 @@ import (
 	"fmt"
 	"reflect"
 	"strings"
+	"time"
 )
 
 // Decode reads JSON into a pointer to a config that already holds the defaults. Fields that are absent
@@ -79,7 +82,8 @@ func checkObject(raw json.RawMessage, t reflect.Type, path string) error {
 		name, _ := token.(string)
 		var value json.RawMessage
 		_ = d.Decode(&value)
-		in, ok := known[name]
+		field, ok := known[name]
+		in := field.Type
 		if t.Kind() == reflect.Map {
 			in, ok = t.Elem(), true
 		}
@@ -91,6 +95,8 @@ func checkObject(raw json.RawMessage, t reflect.Type, path string) error {
 			return fmt.Errorf("%s: unknown field %q", path, name)
 		case seen[name]:
 			return fmt.Errorf("%s: it is there twice", whole)
+		case field.Tag.Get("zero") != "" && isZero(value):
+			return fmt.Errorf("%s: 0 is the default, as if it were left out; write %s", whole, field.Tag.Get("zero"))
 		}
 		seen[name] = true
 		if err := check(value, in, whole); err != nil {
@@ -100,9 +106,20 @@ func checkObject(raw json.RawMessage, t reflect.Type, path string) error {
 	return nil
 }
 
+// isZero reports whether JSON is the number 0 or a duration of 0.
+func isZero(raw json.RawMessage) bool {
+	var value any
+	_ = json.Unmarshal(raw, &value) // raw is valid
+	if text, ok := value.(string); ok {
+		d, err := time.ParseDuration(text)
+		return err == nil && d == 0
+	}
+	return value == 0.0
+}
+
 // fields returns the fields of a struct by their names in JSON, with those of the structs that it embeds.
-func fields(t reflect.Type) map[string]reflect.Type {
-	known := map[string]reflect.Type{}
+func fields(t reflect.Type) map[string]reflect.StructField {
+	known := map[string]reflect.StructField{}
 	if t.Kind() != reflect.Struct {
 		return known
 	}
@@ -111,7 +128,7 @@ func fields(t reflect.Type) map[string]reflect.Type {
 		if f.Anonymous && name == "" || !f.IsExported() || name == "-" {
 			continue
 		}
-		known[cmp.Or(name, f.Name)] = f.Type
+		known[cmp.Or(name, f.Name)] = f
 	}
 	return known
 }

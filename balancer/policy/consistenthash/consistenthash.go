@@ -57,10 +57,10 @@ type Config struct {
 	// NumVirtualNodes is the number of points of a replica on the ring; 0 = 100, at most
 	// 10,000. More spread the sessions more evenly (100: within about
 	// 10 % of the mean) and cost 16 bytes each.
-	NumVirtualNodes int `json:"num_virtual_nodes,omitempty"`
+	NumVirtualNodes int `json:"num_virtual_nodes,omitempty" zero:"at least 1"`
 	// NumFallbackReplicas is how many replicas after the primary may take a
 	// session while those before them are full; 0 = 2, Off = the primary only.
-	NumFallbackReplicas policy.Limit `json:"num_fallback_replicas,omitempty"`
+	NumFallbackReplicas policy.Limit `json:"num_fallback_replicas,omitempty" zero:"\"off\" for the primary only"`
 	// MaxLoadFactor bounds the reservations of a replica by this multiple of the mean
 	// of the connected ones, rounded up; 0 = no bound, else at least 1. Lower
 	// balances better and moves more sessions; 1.25 is usual.

@@ -45,7 +45,7 @@ type Config struct {
 
 	// KVTokens is the size of a replica's KV cache in tokens, for replicas that report
 	// neither their contents nor their size; 0 = 1,000,000, Off = no bound but IndexBytes.
-	KVTokens policy.Limit `json:"kv_tokens,omitempty"`
+	KVTokens policy.Limit `json:"kv_tokens,omitempty" zero:"\"off\" for no bound"`
 }
 
 // Name implements [policy.NamedConfig].

@@ -28,7 +28,7 @@ func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
 		}
 		c.Pool = pool
 		c.least = -1
-		if p.config.ImbalancedThreshold > 0 && c.imbalance() > p.config.ImbalancedThreshold {
+		if p.config.ImbalancedThreshold > 0 && policy.Limit(c.imbalance()) > p.config.ImbalancedThreshold {
 			return policy.To(v.LeastOfTwo(q), policy.ReasonLeastOfTwo)
 		}
 		if r, why := c.choose(); r != nil {
@@ -232,7 +232,7 @@ func (c *choice) smallest() (*policy.Replica, policy.Reason) {
 			best = fewer(r, best)
 		}
 	}
-	if best != nil && float64(c.Covered(int(depth))) >= c.p.rate*float64(c.Length) {
+	if best != nil && float64(c.Covered(int(depth)))/float64(c.Length) >= c.p.rate {
 		return best, policy.ReasonPrefixMatch
 	}
 	best = nil

@@ -28,7 +28,7 @@ func TestBoundsNameTheField(t *testing.T) {
 		{func(c *Config) { c.BlockTokens = 65537 }, "block_tokens"},
 		{func(c *Config) { c.IndexBytes = 1<<20 - 1 }, "index_bytes"},
 		{func(c *Config) { c.OnMiss = "random" }, "on_miss"},
-		{func(c *Config) { c.ImbalancedThreshold = -1 }, "imbalanced_threshold"},
+		{func(c *Config) { c.ImbalancedThreshold = -2 }, "imbalanced_threshold"},
 	} {
 		_, err := New(with(tt.change))
 		assert.ErrorContains(t, err, tt.field)
@@ -38,7 +38,7 @@ func TestBoundsNameTheField(t *testing.T) {
 		func(c *Config) { c.MatchRateThreshold = 1 },
 		func(c *Config) { c.BlockTokens, c.OnMiss = 1, OnMissSmallest },
 		func(c *Config) { c.BlockTokens = 65536 },
-		func(c *Config) { c.ImbalancedThreshold = 10 },
+		func(c *Config) { c.ImbalancedThreshold = 0.5 },
 	} {
 		_, err := New(with(change))
 		assert.NoError(t, err)

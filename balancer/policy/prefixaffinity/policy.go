@@ -37,7 +37,7 @@ type Config struct {
 	// MatchRateThreshold is the least part of a prompt, less what is shared, that a
 	// replica must hold to be preferred for it; 0 = 0.1, at most 1, Off = none. Higher spreads load better
 	// and loses short matches.
-	MatchRateThreshold policy.Limit `json:"match_rate_threshold,omitempty"`
+	MatchRateThreshold policy.Limit `json:"match_rate_threshold,omitempty" zero:"\"off\" to prefer every match"`
 
 	// BlockTokens is the block of token ids; 0 = 16, at most 65536. That of a text is
 	// four bytes for every token of it. Best is the engine's own. All clients must use the
@@ -58,8 +58,8 @@ type Config struct {
 
 	// ImbalancedThreshold turns affinity off, for the fewer ongoing of two at
 	// random, while the ongoing requests of the replicas in question differ by
-	// more. 0 = never: the load bound, which is per replica, does it better.
-	ImbalancedThreshold int `json:"imbalanced_threshold,omitempty"`
+	// more. 0 and Off = never: the load bound, which is per replica, does it better.
+	ImbalancedThreshold policy.Limit `json:"imbalanced_threshold,omitempty" zero:"0.5 for any imbalance, \"off\" for never"`
 }
 
 // Name implements [policy.NamedConfig].
@@ -71,6 +71,7 @@ func (c Config) WithDefaults() Config {
 	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
 	c.IndexBytes = cmp.Or(c.IndexBytes, 64<<20)
 	c.OnMiss = cmp.Or(c.OnMiss, OnMissRendezvous)
+	c.ImbalancedThreshold = cmp.Or(c.ImbalancedThreshold, policy.Off)
 	return c
 }
 
@@ -82,7 +83,7 @@ func (c Config) validate() error {
 	return cmp.Or(
 		strict.Want(share, "match_rate_threshold: it is %v, want 0 to 1, or off", rate),
 		strict.Want(known, "on_miss: it is %q, want rendezvous, least_loaded or smallest", c.OnMiss),
-		strict.Want(most >= 0, "imbalanced_threshold: it is %v, want at least 0 (0 = off)", most),
+		strict.Want(most == policy.Off || most >= 0, "imbalanced_threshold: it is %v, want at least 0, or off", most),
 		cacheview.CheckSizes(c.BlockTokens, c.IndexBytes),
 	)
 }

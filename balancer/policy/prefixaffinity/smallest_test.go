@@ -128,6 +128,18 @@ func TestSmallest(t *testing.T) {
 		assert.Equal(t, "r2", routertest.Choose(t, r.Router, wide("abcdefghij")).Replica.ID)
 		assert.Equal(t, "r1", routertest.Choose(t, r.Router, wide("abcdefghijk")).Replica.ID)
 	})
+	t.Run("the rate is compared by dividing", func(t *testing.T) {
+		r := rays(t, func(c *Config) { c.MatchRateThreshold = 0.07 }, "r1", "r2")
+		cache(t, r, "r2", "1234567-")
+		assert.Equal(t, "r2", routertest.Choose(t, r.Router, wide("1234567"+strings.Repeat("x", 93))).Replica.ID, "0.07*100 > 7")
+	})
+	t.Run("any imbalance", func(t *testing.T) {
+		r := rays(t, func(c *Config) { c.ImbalancedThreshold = 0.5 }, "r1", "r2")
+		cache(t, r, "r2", "hello world")
+		assert.Equal(t, "r2", routertest.Choose(t, r.Router, wide("hello world")).Replica.ID)
+		policytest.Fill(t, r.Router, "r2", 1)
+		assert.Equal(t, "r1", routertest.Choose(t, r.Router, wide("hello world")).Replica.ID)
+	})
 	t.Run("of the longest matches the fewest ongoing", func(t *testing.T) {
 		r := rays(t, nil, "r1", "r2", "r3")
 		cache(t, r, "r1", "hello world")
