@@ -14,10 +14,9 @@
 //
 // Until the first response message the call may be retried on another replica, within the channel's retry budget and
 // up to max_attempts of [github.com/warmpath/warmpath/balancer/policy.Config]; only once where the request has reached
-// a replica. A prompt under which the connections of two replicas broke is not sent to a third. If the first message
-// is late, and the config has first_token_timeout, another replica gets the request. With a retryPolicy for the
-// method in the service config, gRPC's own retries are used instead. A server stream that breaks later goes on
-// elsewhere if its dialect has resume.
+// a replica. If the first message is late, and the config has first_token_timeout, another replica gets the request.
+// With a retryPolicy for the method in the service config, gRPC's own retries are used instead. A server stream that
+// breaks later goes on elsewhere if its dialect has resume.
 //
 // Guarantees. A reservation never outlives its call: it ends with the last message,
 // or with the call's context. A stream that the application drops before either is
@@ -236,7 +235,4 @@ var (
 	// ErrRetryBudget: the call could have been retried, but the channel has made as many
 	// retries as retry_ratio allows. The code is that of the attempt, as a rule UNAVAILABLE.
 	ErrRetryBudget = call.ErrRetryBudget
-	// ErrQuarantined: the connections of two replicas broke while they had this prompt and
-	// before they answered it, so no third one gets it, for quarantine_ttl. The code is INTERNAL.
-	ErrQuarantined = call.ErrQuarantined
 )

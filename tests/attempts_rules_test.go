@@ -165,84 +165,23 @@ func TestOtherStatusesAreFinal(t *testing.T) {
 	}
 }
 
-// A prompt under which two replicas crashed is not sent to a third. Other prompts are.
-func TestQuarantine(t *testing.T) {
-	kinds(t, func(t *testing.T, kind string) {
-		f := newFaulty(t, crash, 2)
-		_, err := f.call(t, kind, "the killer")
-		require.Equal(t, codes.Internal, status.Code(err))
-		require.ErrorIs(t, err, client.ErrQuarantined)
-		require.Contains(t, err.Error(), f.breakers[0].addr)
-		require.Contains(t, err.Error(), f.breakers[1].addr)
-		require.EqualValues(t, 2, f.got())
-
-		for range 3 {
-			_, err = f.call(t, kind, "the killer")
-			require.ErrorIs(t, err, client.ErrQuarantined)
-			require.NotContains(t, err.Error(), "the killer")
-		}
-		require.EqualValues(t, 2, f.got(), "not sent again")
-		require.Zero(t, f.good.calls.Load())
-		require.EqualValues(t, 4, f.sum(t, "warmpath.quarantined"))
-
-		d, err := f.callOther(t, kind)
-		require.NoError(t, err)
-		require.Equal(t, f.good.addr, d.Replica)
-		require.Zero(t, f.ongoing(t))
-	})
-}
-
-// callOther calls the good replica with another prompt.
-func (f *faulty) callOther(t *testing.T, kind string) (d client.Decision, err error) {
-	ctx := client.WithDecision(client.WithPin(deadline(t), f.good.addr), &d)
-	return d, f.callWith(ctx, kind, "innocent")
-}
-
-// A prompt that an engine answers with UNAVAILABLE, or whose stream it resets, is not quarantined.
-func TestPromptsWithoutCrashAreNotQuarantined(t *testing.T) {
-	for name, how := range map[string]fault{"UNAVAILABLE": endsWith("14"), "reset": reset(http2.ErrCodeInternal)} {
+// A request that crashes two replicas, or that two replicas answer with UNAVAILABLE, is not sent to a third. Another call
+// with the prompt is sent.
+func TestRequestIsSentToTwoReplicasAtMost(t *testing.T) {
+	for name, how := range map[string]fault{"crash": crash, "UNAVAILABLE": endsWith("14")} {
 		t.Run(name, func(t *testing.T) {
 			kinds(t, func(t *testing.T, kind string) {
 				f := newFaulty(t, how, 2)
 				_, err := f.call(t, kind, "a")
-				require.Error(t, err)
-				require.NotErrorIs(t, err, client.ErrQuarantined)
+				require.Equal(t, codes.Unavailable, status.Code(err))
 				require.EqualValues(t, 2, f.got())
+				require.Zero(t, f.good.calls.Load())
+				require.Zero(t, f.ongoing(t))
 				ctx := client.WithPin(deadline(t), f.good.addr)
 				require.NoError(t, f.callWith(ctx, kind, "a"))
 			})
 		})
 	}
-}
-
-// A prompt that a replica has answered is not quarantined when the whole fleet restarts.
-func TestAnsweredPromptsAreNotQuarantined(t *testing.T) {
-	kinds(t, func(t *testing.T, kind string) {
-		f := newFaulty(t, crash, 1)
-		for i := range 4 { // each time another replica would count; here it is the same one
-			d, err := f.call(t, kind, "a")
-			require.NoError(t, err, "round %d", i)
-			require.Equal(t, f.good.addr, d.Replica)
-			f.again(t)
-		}
-		two := newFaulty(t, crash, 2)
-		a, b := two.breakers[0], two.breakers[1]
-		one := func(at *breaker) error {
-			return two.callWith(client.WithPin(deadline(t), at.addr), kind, "a")
-		}
-		require.Error(t, one(a))
-		require.NoError(t, two.callWith(client.WithPin(deadline(t), two.good.addr), kind, "a"))
-		require.Error(t, one(b))
-		require.NoError(t, two.callWith(client.WithPin(deadline(t), two.good.addr), kind, "a"), "one failure since it was answered")
-	})
-}
-
-func TestQuarantineCanBeOff(t *testing.T) {
-	f := newFaulty(t, crash, 2, `"quarantine_ttl":"off"`)
-	_, err := f.call(t, "unary", "a")
-	require.Equal(t, codes.Unavailable, status.Code(err))
-	require.NotErrorIs(t, err, client.ErrQuarantined)
-	require.NoError(t, f.callWith(client.WithPin(deadline(t), f.good.addr), "unary", "a"))
 }
 
 // A failing fleet gets no more than the budget of retries. The errors of calls over the budget name the budget.

@@ -51,7 +51,7 @@ func TestFirstTokenTimeout(t *testing.T) {
 // A call whose first message was late is sent twice at most: the result of the second attempt is final.
 func TestSlowCallsAreSentTwiceAtMost(t *testing.T) {
 	kinds(t, func(t *testing.T, kind string) {
-		g := startGates(t, 3, 1, `"first_token_timeout":"1ms"`, `"quarantine_ttl":"off"`)
+		g := startGates(t, 3, 1, `"first_token_timeout":"1ms"`)
 		done := g.call(t, kind)
 		<-g.all[1].entered
 		for _, x := range g.all[:2] {

@@ -191,8 +191,7 @@ func startKVFleet(t testing.TB, flow kvFlow, o kvOptions) *kvFleet {
 	}
 	dir := newDirectory("kvfleet", members(all...))
 	if o.config == "" {
-		o.config = `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off",` +
-			`"quarantine_ttl":"off"}` // the background fails too, and both engines of a request may die with it
+		o.config = `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off"}` // the background fails too
 	}
 	f.cc = dial(t, "kvfleet:///x", grpc.WithResolvers(dir), client.WithConfig(o.config), f.meter.option)
 	for _, e := range f.engines {

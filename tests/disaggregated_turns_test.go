@@ -220,7 +220,7 @@ func TestTurnsUnderLoad(t *testing.T) {
 		t.Run(flow.name, func(t *testing.T) {
 			t.Parallel()
 			o := kvOptions{prefills: 2, decodes: 2, lease: 3 * time.Minute, keep: 3 * time.Minute,
-				config: `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","quarantine_ttl":"off","max_attempts":8}`}
+				config: `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","max_attempts":8}`}
 			f := startKVFleet(t, flow, o) // both engines of a call may die, and what it pulls expire
 			all := make([]*kvTurns, 4)
 			turns := startLoad(t, len(all), func(w, i int) {

@@ -46,9 +46,6 @@ type Config struct {
 	RetryRatio Limit `json:"retry_ratio,omitempty" zero:"\"off\" for no bound, max_attempts: 1 for no retries"`
 	// Backoff is the wait before an attempt that follows a failed or a refused one.
 	Backoff Backoff `json:"backoff,omitzero"`
-	// QuarantineTTL is how long a prompt is not sent after the connections of two replicas
-	// broke under it; 0 = 5m, Off = it is always sent. An answer to the prompt ends it.
-	QuarantineTTL Duration `json:"quarantine_ttl,omitempty" zero:"\"off\" to send every prompt"`
 	// FirstTokenTimeout is how long an attempt may go on without a first message before it is
 	// cancelled and made elsewhere, once in a call; 0 = for ever.
 	FirstTokenTimeout Duration `json:"first_token_timeout,omitempty"`
@@ -170,7 +167,6 @@ func (c Config) WithDefaults() Config {
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
 	c.Backoff = c.Backoff.withDefaults()
-	c.QuarantineTTL = cmp.Or(c.QuarantineTTL, Duration(5*time.Minute))
 	if c.SessionKeys == nil {
 		c.SessionKeys = []string{"session_id", "x-session-id"}
 	}
@@ -197,7 +193,6 @@ func (c *Config) Validate() error {
 		mayBeOff("retry_ratio", c.RetryRatio, 1),
 		strict.Within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),
 		strict.Within("first_token_timeout", c.FirstTokenTimeout, 0, Duration(time.Hour)),
-		mayBeOff("quarantine_ttl", c.QuarantineTTL, day),
 		mayBeOff("drain_grace", c.DrainGrace, day),
 		c.Backoff.validate(),
 		c.Ejection.validate(),

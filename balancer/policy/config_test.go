@@ -102,7 +102,6 @@ func TestParseConfigRefuses(t *testing.T) {
 		"backoff too long":          {in(`"backoff":{"initial":"2m"}`), "backoff.initial: 2m0s"},
 		"backoff shrinks":           {in(`"backoff":{"multiplier":0.5}`), "backoff.multiplier: 0.5"},
 		"backoff maximum":           {in(`"backoff":{"initial":"1s","maximum":"10ms"}`), "backoff.maximum: 10ms"},
-		"quarantine_ttl too long":   {in(`"quarantine_ttl":"25h"`), "quarantine_ttl: 25h0m0s"},
 		"first_token_timeout":       {in(`"first_token_timeout":"-1s"`), "first_token_timeout: -1s"},
 		"prepare_timeout too long":  {in(`"prepare_timeout":"61s"`), "prepare_timeout: 1m1s"},
 		"node of a number":          {in(`"node":5`), "node: it is a number"},

@@ -102,7 +102,7 @@ func startKillFleet(t *testing.T, flow killFlow, resume bool) *killFleet {
 	require.NoError(t, err)
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(f.reader))
 	t.Cleanup(func() { _ = meters.Shutdown(context.WithoutCancel(t.Context())) })
-	config := fmt.Sprintf(`{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","quarantine_ttl":"off","dialects":[`+
+	config := fmt.Sprintf(`{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","dialects":[`+
 		`{"like":"/vllm.Inference/GenerateStream","resume":%[1]t},`+
 		`{"like":"/sglang.grpc.scheduler.SglangScheduler/Generate","resume":%[1]t}]}`, resume)
 	f.cc, err = client.New("warmpath-file://"+file(t, "fleet.yaml", string(text)), client.WithConfig(config),

@@ -43,8 +43,6 @@ var (
 	// ErrRetryBudget: the attempt failed, and may have been made again but for the budget. The status is that of the
 	// attempt.
 	ErrRetryBudget = errors.New("the retry budget of the channel is spent (retry_ratio)")
-	// ErrQuarantined: the connections of two replicas broke under the prompt.
-	ErrQuarantined = errors.New("the prompt is in quarantine (quarantine_ttl)")
 
 	// ErrLate is the error of an attempt that was cancelled since its first message was late.
 	ErrLate = errors.New("the first message did not come within first_token_timeout")
@@ -147,7 +145,7 @@ func (a *Attempts) again(err error) error {
 		a.refused++
 		a.backoff = b.Config.Backoff.Wait(int(a.refused))
 	default:
-		if err := a.spend(why, last, err); err != nil {
+		if err := a.spend(why, err); err != nil {
 			return err
 		}
 		if err := c.pause(b.Config.Backoff.Wait(int(a.failed))); err != nil {
@@ -219,7 +217,7 @@ func (a *Attempts) next() {
 
 // spend takes another attempt out of the call's attempts and the channel's budget. The error is the one of the call
 // where it is not there.
-func (a *Attempts) spend(why cause, last attempt, err error) error {
+func (a *Attempts) spend(why cause, err error) error {
 	a.failed++
 	switch why {
 	case late:
@@ -227,13 +225,6 @@ func (a *Attempts) spend(why cause, last attempt, err error) error {
 		return nil // move has checked the rest
 	case broken:
 		a.sent++
-		if c := a.call; !last.BytesReceived {
-			b := c.handle.bound.Load()
-			prompt, known := c.key.prompt(b)
-			if by := b.broke(&c.handle.quarantine, &last, last.Err, prompt, known); by != nil {
-				return b.quarantined(c, by)
-			}
-		}
 	case rejected:
 		if a.rejected++; !a.canMove() {
 			return err

@@ -34,7 +34,7 @@ import (
 // in outcome.go:
 //
 //	key       what the policy may look at, from the message and the metadata
-//	admit     is it sent at all: a prompt where one is required, and none in quarantine
+//	admit     is it sent at all: a prompt where one is required
 //	reserve   the Router reserves a replica, or the call waits in its queue
 //	Claim     the picker uses the reservation, and gRPC opens the stream
 //	Finished  the outcome: first message, usage, release; observers run once
@@ -213,11 +213,6 @@ func (c *Call) admit(b *Binding) error {
 	if c.key.lacksPrompt(b) {
 		return c.key.refusal()
 	}
-	if q := &c.handle.quarantine; q.held.Load() > 0 && b.quarantineTTL() > 0 {
-		if prompt, ok := c.key.prompt(b); ok {
-			return b.quarantined(c, q.refuses(prompt, time.Now(), b.quarantineTTL()))
-		}
-	}
 	return nil
 }
 
@@ -346,7 +341,7 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 		c.legs.decoding()
 	}
 	q, d := &c.key.request, c.Decision()
-	c.outcome.last = attempt{Replica: d.Replica, breaks: c.handle.quarantine.breaks.Load()}
+	c.outcome.last = attempt{Replica: d.Replica}
 	if !c.reserved.held.Watched() && b.Router.Observes() {
 		c.outcome.began = time.Since(started)
 	}

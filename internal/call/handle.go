@@ -65,12 +65,11 @@ type Handle struct {
 	conn weak.Pointer[grpc.ClientConn]
 
 	// bound is the Binding of the one live balancer; noBinding where there is none, or more than one.
-	bound      atomic.Pointer[Binding]
-	budget     budget
-	quarantine quarantine
-	resumable  atomic.Int64    // bytes that streams which may go on elsewhere keep
-	ends       requestkey.Ends // of outputs
-	pulls      pulls
+	bound     atomic.Pointer[Binding]
+	budget    budget
+	resumable atomic.Int64    // bytes that streams which may go on elsewhere keep
+	ends      requestkey.Ends // of outputs
+	pulls     pulls
 
 	ever            atomic.Bool // a balancer has met this handle
 	unread, unbound sync.Once   // warnings: prompts cannot be read; calls do not reach the balancer
@@ -221,7 +220,7 @@ func (h *Handle) warnUnbound(ctx context.Context) {
 }
 
 // noBinding holds while no balancer, or more than one, is bound: it has no Router.
-var noBinding = &Binding{Config: new(policy.Config{QuarantineTTL: -1}.WithDefaults()), Dialects: new(requestkey.Table)}
+var noBinding = &Binding{Config: new(policy.Config{}.WithDefaults()), Dialects: new(requestkey.Table)}
 
 type stateKey struct{}
 

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
@@ -109,21 +108,4 @@ func (k *key) refusal() error {
 		"send one, or name in dialects the field of the method's prompt; "+
 		"a method that never has one needs a dialect without prompt",
 		k.request.Method)
-}
-
-// prompt returns the hash of the whole prompt with its model, adapter and salt; false where the message has none. It is
-// read from the message, whatever the policy looks at.
-func (k *key) prompt(b *Binding) (uint64, bool) {
-	if k.msg == nil {
-		return 0, false
-	}
-	var q policy.Request
-	b.dialect(&k.request).Request(&q, policy.UsesPrompt|requestkey.WantModel, k.msg)
-	seed := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
-	var whole [1]uint64
-	hash := kvindex.AppendTokens(whole[:0], q.Prompt.Tokens, len(q.Prompt.Tokens), seed)
-	if len(hash) == 0 {
-		hash = kvindex.AppendText(whole[:0], q.Prompt.Text, len(q.Prompt.Text), seed)
-	}
-	return whole[0], len(hash) > 0
 }

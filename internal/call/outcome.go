@@ -42,9 +42,6 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	}
 	held, report, refused := &c.reserved.held, load.Report{}, false
 	if info.Err != nil {
-		if c.outcome.result.FirstMessage > 0 { // before the release, so that a break is seen either way
-			c.reserved.binding.broke(&c.handle.quarantine, &c.outcome.last, info.Err, 0, false)
-		}
 		report, refused = refusal(info)
 	}
 	if refused {
@@ -116,11 +113,6 @@ func (c *Call) FirstMessage() (usage bool) {
 	c.begun = true
 	c.Attempts.free()
 	b := c.reserved.binding
-	if q := &h.quarantine; b != nil && q.held.Load() > 0 {
-		if prompt, ok := c.key.prompt(b); ok {
-			q.clear(prompt) // a replica has answered it
-		}
-	}
 	c.key.msg = nil
 	router.DropPrompt(&c.key.request)
 	if b == nil {
@@ -276,8 +268,6 @@ type attempt struct {
 	statusAlone   bool // the replica answered with a status in place of headers and messages
 	spared        bool // it is a leg, and the other one is at fault
 	Err           error
-
-	breaks uint64 // of connections, before it began
 }
 
 // NoteQuick records a quick pick. It builds a decision only where that is observed.

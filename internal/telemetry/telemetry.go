@@ -154,15 +154,14 @@ type Report struct {
 type Counter int
 
 const (
-	decisions   Counter = iota
-	failed              // attempts
-	Retries             // attempts after another one, by why they are made
-	OverBudget          // attempts that were not made, since the budget is spent
-	Quarantined         // calls that failed because of their prompt
-	Aborts              // calls of an engine's Abort, by how they ended
-	LoadPolls           // questions for a replica's load, by how they ended
-	Resumes             // streams that broke and may go on at another replica, by whether they did
-	Unbound             // channels that never met the balancer
+	decisions  Counter = iota
+	failed             // attempts
+	Retries            // attempts after another one, by why they are made
+	OverBudget         // attempts that were not made, since the budget is spent
+	Aborts             // calls of an engine's Abort, by how they ended
+	LoadPolls          // questions for a replica's load, by how they ended
+	Resumes            // streams that broke and may go on at another replica, by whether they did
+	Unbound            // channels that never met the balancer
 	prompt
 	predicted
 	measured
@@ -194,14 +193,13 @@ const (
 )
 
 var counterNames = [counters]struct{ name, unit, text string }{
-	decisions:   {"warmpath.decisions", "{decision}", "Decisions by policy and reason."},
-	failed:      {"warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy."},
-	Retries:     {"warmpath.retries", "{attempt}", "Attempts made after another one of the call, by cause."},
-	OverBudget:  {"warmpath.retries.over_budget", "{attempt}", "Attempts that were not made, since the retry budget was spent."},
-	Quarantined: {"warmpath.quarantined", "{call}", "Calls that failed because their prompt is in quarantine."},
-	Aborts:      {"warmpath.aborts", "{call}", "Calls of an engine's Abort for calls that were cancelled, by how they ended."},
-	LoadPolls:   {"warmpath.load_polls", "{call}", "Questions for a replica's load, by how they ended."},
-	Resumes:     {"warmpath.resumes", "{stream}", "Streams that broke and may go on elsewhere, by whether they did."},
+	decisions:  {"warmpath.decisions", "{decision}", "Decisions by policy and reason."},
+	failed:     {"warmpath.attempts.failed", "{attempt}", "Attempts that ended in an error, by policy."},
+	Retries:    {"warmpath.retries", "{attempt}", "Attempts made after another one of the call, by cause."},
+	OverBudget: {"warmpath.retries.over_budget", "{attempt}", "Attempts that were not made, since the retry budget was spent."},
+	Aborts:     {"warmpath.aborts", "{call}", "Calls of an engine's Abort for calls that were cancelled, by how they ended."},
+	LoadPolls:  {"warmpath.load_polls", "{call}", "Questions for a replica's load, by how they ended."},
+	Resumes:    {"warmpath.resumes", "{stream}", "Streams that broke and may go on elsewhere, by whether they did."},
 	Unbound: {"warmpath.handles.unbound", "{channel}",
 		"Channels whose calls never met the warmpath balancer: a service config from elsewhere dropped it."},
 	prompt: {"warmpath.prompt_tokens", "{token}", "Prompt tokens of the requests whose replica reported usage."},
