@@ -128,7 +128,7 @@ func checkScheme(target string, cc *grpc.ClientConn) error {
 // DialOptions returns what New adds, for code that calls [grpc.NewClient]
 // itself. One list may serve several channels. Put it first, so that the options
 // after it count. It panics on an invalid option, which is a mistake in the
-// program; CheckOptions reports the mistake without a panic.
+// program; New returns the mistake as an error.
 func DialOptions(opts ...Option) []grpc.DialOption {
 	set, err := newChannels(opts)
 	if err != nil {
@@ -136,12 +136,6 @@ func DialOptions(opts ...Option) []grpc.DialOption {
 	}
 	listed := option{set: func(o *options) { o.listed = true }}
 	return append(set.dialOptions(), grpc.WithResolvers(set.options.resolvers()...), listed)
-}
-
-// CheckOptions reports what is wrong with options, naming the field.
-func CheckOptions(opts ...Option) error {
-	_, err := newChannels(opts)
-	return err
 }
 
 // channels are the channels dialled with one list of options.

@@ -57,16 +57,20 @@ func (broken) Name() string { return "broken" }
 
 func TestOptionErrors(t *testing.T) {
 	for _, tt := range []struct {
-		options []Option
+		options []grpc.DialOption
 		want    string
 	}{
-		{[]Option{WithConfig(`{"max_atempts":1}`)}, `warmpath: config: unknown field "max_atempts"`},
-		{[]Option{WithConfig(`{"max_atempts":1}`), WithPolicy(roundrobin.Config{})}, `warmpath: config: unknown field "max_atempts"`},
-		{[]Option{WithPolicy(broken{})}, "warmpath: config: policy.broken: json: unsupported type: func()"},
-		{[]Option{WithPolicy(prefixaffinity.Config{OnMiss: "x"})}, `warmpath: config: policy.prefix_cache_affinity: on_miss: it is "x", want rendezvous, least_loaded or smallest`},
-		{[]Option{WithDialects(dialect.Dialect{Methods: []string{"/a/b"}, Prompt: "0"})}, `warmpath: dialects[0] (/a/b): prompt: "0": "0" is no field number`},
+		{[]grpc.DialOption{WithConfig(`{"max_atempts":1}`)}, `warmpath: config: unknown field "max_atempts"`},
+		{[]grpc.DialOption{WithConfig(`{"max_atempts":1}`), WithPolicy(roundrobin.Config{})}, `warmpath: config: unknown field "max_atempts"`},
+		{[]grpc.DialOption{WithPolicy(broken{})}, "warmpath: config: policy.broken: json: unsupported type: func()"},
+		{[]grpc.DialOption{WithPolicy(prefixaffinity.Config{OnMiss: "x"})}, `warmpath: config: policy.prefix_cache_affinity: on_miss: it is "x", want rendezvous, least_loaded or smallest`},
+		{[]grpc.DialOption{WithDialects(dialect.Dialect{Methods: []string{"/a/b"}, Prompt: "0"})}, `warmpath: dialects[0] (/a/b): prompt: "0": "0" is no field number`},
 	} {
-		require.EqualError(t, CheckOptions(tt.options...), tt.want)
+		_, err := New("warmpath:///127.0.0.1:1", tt.options...)
+		require.EqualError(t, err, tt.want)
 	}
-	require.NoError(t, CheckOptions(WithPolicy(consistenthash.Config{}), WithConfig(`{"max_attempts":1}`)))
+	cc, err := New("warmpath:///127.0.0.1:1", WithPolicy(consistenthash.Config{}), WithConfig(`{"max_attempts":1}`),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	require.NoError(t, cc.Close())
 }

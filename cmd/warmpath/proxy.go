@@ -16,6 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/proxy"
+	"github.com/warmpath/warmpath/internal/balancer"
 )
 
 // proxyFlags are those of the command proxy.
@@ -131,11 +132,10 @@ func (p *proxyFlags) dialOptions(out serveOutput) ([]grpc.DialOption, error) {
 	if err != nil {
 		return nil, usagef("--config: %s: %w", p.config, err)
 	}
-	own := client.WithConfig(string(config))
-	if err := client.CheckOptions(own); err != nil {
+	if err := balancer.Check(string(config)); err != nil {
 		return nil, usagef("--config: %s: %w", p.config, err)
 	}
-	return append(options, own), nil
+	return append(options, client.WithConfig(string(config))), nil
 }
 
 // listenerOptions are the listener's TLS.
