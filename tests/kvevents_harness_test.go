@@ -91,7 +91,7 @@ func (s *simulated) boot() {
 	s.contents = &contents{log: s.log, held: map[uint64]bool{}}
 	var err error
 	s.server, err = grpcserver.Start(lis, grpcserver.Config{
-		Engine: enginesim.Config{KVTokens: 16 * simulatedBlocks, Listener: s.contents}, Virtual: true, KVEvents: s.log,
+		Engine: enginesim.Config{KVTokens: 16 * simulatedBlocks, Listener: s.contents}, Virtual: true, KVEvents: s.log, KVHistory: true,
 	})
 	require.NoError(s.t, err)
 	s.rpc.to(lis.Addr())
@@ -135,11 +135,12 @@ func (s *simulated) kvEventsReplay() string {
 	return "tcp://" + s.back.addr()
 }
 
+// replays reports whether the engine still has what a follower missed, for a follower that keeps what it knows. Over gRPC
+// all events come again.
+func (s *simulated) replays() bool { return s.encoding != "" }
+
 // next is the next sequence number for a follower that has received all events.
 func (s *simulated) next() uint64 {
-	if s.encoding == "" {
-		return s.log.Next() + 1
-	}
 	return s.log.Next()
 }
 

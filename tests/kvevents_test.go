@@ -79,7 +79,9 @@ func TestKVEventsOverACutConnection(t *testing.T) {
 		}
 	})
 	for _, st := range w.exact() {
-		require.Zero(t, st.Clears+st.Restarts, "a connection that blinked clears nothing: %+v", st)
+		if w.engine(st.Replica).replays() {
+			require.Zero(t, st.Clears+st.Restarts, "a connection that blinked clears nothing: %+v", st)
+		}
 		require.Greater(t, st.Connections, int64(1))
 	}
 }
@@ -111,7 +113,9 @@ func TestKVEventsWithMessagesDropped(t *testing.T) {
 	w.lossy.Store(false)
 	w.load(7, 2, func() {}) // if a stream loses its last message, the gap shows only in the next message
 	for _, st := range w.exact() {
-		require.Zero(t, st.Clears, "%+v", st)
+		if w.engine(st.Replica).replays() {
+			require.Zero(t, st.Clears, "%+v", st)
+		}
 		require.Positive(t, st.Gaps+st.Replays, "%+v", st)
 	}
 }

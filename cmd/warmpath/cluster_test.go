@@ -105,7 +105,7 @@ func (w *natsWire) cut() {
 func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serverCluster {
 	fleet, err := drive.StartFleet(t.Context(), 4, 0, grpcserver.Config{
 		Engine: enginesim.Config{KVTokens: 60_000}, // full after a third of the conversations
-		Speed:  speed, KVEvents: kvpublish.NewLog(0),
+		Speed:  speed, KVEvents: kvpublish.NewLog(0), KVHistory: true,
 	})
 	require.NoError(t, err)
 	t.Cleanup(fleet.Kill)

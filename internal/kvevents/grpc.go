@@ -3,132 +3,179 @@ package kvevents
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"strings"
-	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/internal/protofield"
 )
 
-// confirmTime is how long an engine may take to repeat its last message. Then its stream cannot be resumed, and what
-// was known is given up.
-const confirmTime = 5 * time.Second
-
-// Why a stream ends that the connection did not end.
+// Why a subscription ends that the connection did not end.
 var (
-	errAgain = errors.New("kvevents: what comes next must be asked for")
+	errGap   = errors.New("kvevents: the stream left out events of a rank")
 	errEnded = errors.New("kvevents: the engine ended the stream")
 )
 
 // watcher follows SubscribeKvEvents of one replica. What is not applied yet is bounded by gRPC's flow control.
+//
+// SMG's servers keep nothing for a subscriber: every subscription begins with number 0, and brings live events, all
+// events since the engine began, or a snapshot. Each data-parallel rank has its own sequence numbers. If the first
+// batch of a rank does not follow the batch before it, what was known of the rank is cleared and built anew. A gap
+// within a subscription clears the rank and subscribes again.
+//
+// OpenEngine's servers begin each subscription with a snapshot of all ranks, in batches of one number.
 type watcher struct {
 	*Stream
 	*format
-	seq *Sequence
+	cursors map[int]*cursor // by rank; at most MaxRanks
+
+	// Of OpenEngine, whose ranks may share their numbers.
+	next     uint64 // the number behind the last batch of any rank
+	snapshot bool   // nothing but the snapshot came yet
 }
 
-func newWatcher(ctx context.Context, r *Replica, method string) *watcher {
-	w := &watcher{Stream: r.NewStream(method, 0), format: &smgFormat}
+// cursor is the place of one rank in its events.
+type cursor struct {
+	next uint64 // the number behind the last batch
+	came bool   // the subscription has brought a batch
+}
+
+func newWatcher(r *Replica, method string) *watcher {
+	w := &watcher{Stream: r.NewStream(method, 0), format: &smgFormat, cursors: map[int]*cursor{}}
 	if strings.HasPrefix(method, "/openengine.") {
 		w.format = &openFormat
 	}
-	w.seq = w.Sequence(ctx, nil, nil)
-	w.seq.snapshots = w.open
 	return w
 }
 
 // run follows until the context ends.
 func (w *watcher) run(ctx context.Context) {
-	for b := new(Backoff); ctx.Err() == nil; {
-		err := w.session(ctx, b)
-		if err == errAgain || ctx.Err() != nil {
+	for b := new(Backoff); ctx.Err() == nil; b.Wait(ctx) {
+		err := w.subscription(ctx, b)
+		if ctx.Err() != nil || err == errGap {
 			continue
 		}
 		w.Failed(err)
 		switch status.Code(err) {
 		case codes.Unavailable, codes.Canceled, codes.DeadlineExceeded: // the connection's end
 		default:
-			w.seq.unconfirmed() // the engine's: it does not reach back so far
+			if err != errEnded && len(w.cursors) > 0 {
+				w.lost()
+			}
 		}
-		b.Wait(ctx)
 	}
 }
 
-// session opens the stream and takes what comes until it ends. errAgain means that it is to be opened at once.
-func (w *watcher) session(ctx context.Context, b *Backoff) error {
+// subscription opens the stream and takes what comes until it ends.
+func (w *watcher) subscription(ctx context.Context, b *Backoff) error {
 	conn, err := w.Connect(ctx, w.Attrs.ID)
 	if err != nil {
 		return err
 	}
-	start, fresh := w.seq.open()
-	opened, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
+	opened, cancel := context.WithCancel(ctx)
+	defer cancel()
 	s, err := conn.NewStream(opened, &grpc.StreamDesc{ServerStreams: true}, w.source, CallOptions()...)
 	if err != nil {
 		return err
 	}
-	request := w.request(start, fresh)
-	if err := errors.Join(s.SendMsg(&request), s.CloseSend()); err != nil {
+	if err := errors.Join(s.SendMsg(&w.request), s.CloseSend()); err != nil {
 		return err
 	}
 	w.Failed(nil)
-	confirm := time.AfterFunc(confirmTime, func() { cancel(errAgain) })
-	defer confirm.Stop()
-	for {
-		if !w.seq.confirm {
-			confirm.Stop()
-		}
-		var m []byte
-		err := s.RecvMsg(&m)
-		switch {
-		case err != nil && context.Cause(opened) == errAgain:
-			w.seq.unconfirmed()
-			return errAgain
+	w.subscribed()
+	for first := true; ; first = false {
+		var payload []byte
+		switch err := s.RecvMsg(&payload); {
 		case err == io.EOF:
 			return errEnded
 		case err != nil:
 			return err
 		}
 		b.Reset()
-		if err = w.take(ctx, m); err != nil {
+		if w.open {
+			var ended bool
+			if payload, ended = openBatch(payload); ended {
+				return errEnded
+			}
+			if first { // of a snapshot
+				w.forget()
+				w.snapshot = true
+			}
+		}
+		if err := w.take(ctx, payload); err != nil {
 			return err
 		}
 	}
 }
 
-// request asks for the stream from a number on. SMG's servers take it for the last one that is known, or for the first
-// that is wanted: they are asked for one before, which is left out again. Their 0 is another question.
-func (w *watcher) request(start uint64, fresh bool) (b []byte) {
-	if w.open && fresh {
-		b = protowire.AppendVarint(protowire.AppendTag(b, 2, protowire.VarintType), 1)
+// subscribed is called when a subscription begins.
+func (w *watcher) subscribed() {
+	for _, c := range w.cursors {
+		c.came = false
 	}
-	if !w.open && start > 1 {
-		start--
-	}
-	if start > 0 {
-		b = protowire.AppendVarint(protowire.AppendTag(b, w.start, protowire.VarintType), start)
-	}
-	return b
 }
 
-// take takes a message, OpenEngine's out of its envelope, where an error is the other thing that it can hold.
+// take applies a batch. errGap means that the stream must be opened again.
 func (w *watcher) take(ctx context.Context, payload []byte) error {
-	if w.open {
-		var ended bool
-		if payload, ended = openBatch(payload); ended {
-			w.seq.unconfirmed()
-			return errEnded
-		}
+	m := w.decode(ctx, payload)
+	if m.loadOnly {
+		return nil
 	}
-	if w.seq.accept(w.decode(ctx, payload)) {
-		return errAgain
+	if rank := m.Rank; rank < MaxRanks {
+		c := w.cursors[rank]
+		switch {
+		case c == nil:
+			c = new(cursor)
+			w.cursors[rank] = c
+		case m.resync:
+			w.clear(rank)
+		case !m.any && c.next == m.seq+1: // it shows only that the engine is alive
+			return nil
+		case m.seq == c.next, w.open && (m.seq == w.next || w.snapshot && m.seq+1 == w.next):
+		case c.came:
+			w.Update(func(st *Status) { st.Gaps++ })
+			w.lost(rank)
+			return errGap
+		case m.seq < c.next: // the engine was restarted, or its events come from the beginning
+			w.Update(func(st *Status) { st.Restarts++ })
+			fallthrough
+		default:
+			w.lost(rank)
+			w.cursors[rank] = c
+		}
+		w.snapshot = w.snapshot && (w.next == 0 || m.seq+1 == w.next)
+		c.next, c.came, w.next = m.seq+1, true, m.seq+1
+	}
+	w.apply(ctx, m.seq, &m.Batch)
+	if m.unseen > 0 {
+		w.Update(func(st *Status) {
+			st.Problem = fmt.Sprintf("its snapshot lacks what was stored in %d batches: the cache is known in part", m.unseen)
+		})
 	}
 	return nil
+}
+
+// lost forgets ranks, all without any, because events were lost.
+func (w *watcher) lost(ranks ...int) {
+	w.Update(func(st *Status) { st.Clears++ })
+	w.lose(ranks...)
+	for _, rank := range ranks {
+		delete(w.cursors, rank)
+	}
+	if len(ranks) == 0 {
+		clear(w.cursors)
+	}
+}
+
+// forget forgets all ranks because all that they hold comes again.
+func (w *watcher) forget() {
+	w.clear()
+	clear(w.cursors)
+	w.next = 0
 }
 
 // openBatch returns the batch in OpenEngine's envelope, or that it is the error that ends the stream.

@@ -126,7 +126,7 @@ func (r *Replica) follow(ctx context.Context) {
 		r.NewStream(r.Attrs.KVEvents, 0).Update(func(st *Status) { st.Problem = err.Error() })
 		<-ctx.Done()
 	case src.Subscribe != "":
-		newWatcher(ctx, r, src.Subscribe).run(ctx)
+		newWatcher(r, src.Subscribe).run(ctx)
 	default:
 		followZeroMQ(ctx, r, src)
 	}

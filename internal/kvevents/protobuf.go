@@ -1,10 +1,10 @@
 package kvevents
 
 import (
+	"cmp"
 	"context"
 	"math"
 
-	"github.com/zeebo/xxh3"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/internal/protofield"
@@ -26,12 +26,13 @@ func (m fields) read(e *Event, msg []byte) {
 	e.Broken = e.Broken || !ok
 }
 
-// The messages of SMG's common.proto.
+// The messages of SMG's common.proto. A tier says more than a level, and follows it.
 var (
-	smgMedium  = medium("GPU", "CPU", "DISK", "level")
-	smgRemoved = fields{1: hashNumbers, 2: smgMedium}
-	smgBlock   = fields{1: blockHash, 2: tokens, 3: blockSize, 4: adapterID, 5: smgMedium}
-	smgGroup   = fields{1: kindNumber, 2: group, 3: hash, 4: parent, 5: tokens, 6: blockSize, 7: spec, 9: matchable}
+	smgLevel   = medium("GPU", "CPU", "DISK", "level")
+	smgTier    = medium("", "GPU", "CPU", "DISK", "EXTERNAL", "tier")
+	smgStored  = fields{2: parentNumber, 3: smgTier, 5: group, 6: spec, 8: locality, 11: adapter, 12: salt}
+	smgRemoved = fields{1: hashNumbers, 2: smgLevel, 3: smgTier, 5: group, 6: locality}
+	smgBlock   = fields{1: blockHash, 2: tokens, 3: blockSize, 4: adapterID, 5: smgLevel}
 )
 
 // The messages of OpenEngine.
@@ -66,11 +67,8 @@ func medium(names ...string) setter {
 	return func(e *Event, f protofield.Field) { e.Medium = names[min(f.Value, uint64(len(names)-1))] }
 }
 
-func kindNumber(e *Event, f protofield.Field) {
-	if f.Value <= uint64(Cleared) {
-		e.Kind = Kind(f.Value)
-	}
-}
+// locality is where blocks are, seen from the engine.
+func locality(e *Event, f protofield.Field) { e.Elsewhere = f.Value > 1 }
 
 func hash(e *Event, f protofield.Field)         { e.Hashes = append(e.Hashes, HashOf(f.Bytes)) }
 func blockHash(e *Event, f protofield.Field)    { e.Hashes[0] = f.Value }
@@ -83,13 +81,7 @@ func adapter(e *Event, f protofield.Field)      { e.Adapter = string(f.Bytes) }
 func adapterID(e *Event, f protofield.Field)    { e.Numbered = f.Value != 0 || len(f.Bytes) > 0 }
 func group(e *Event, f protofield.Field)        { e.Group = small(f) }
 func spec(e *Event, f protofield.Field)         { e.Spec = string(f.Bytes) }
-
-// matchable is whether the tokens are all there is to a group's blocks, which they are not where it is missing.
-func matchable(e *Event, f protofield.Field) {
-	if f.Value != 0 {
-		e.Opaque = 0
-	}
-}
+func salt(e *Event, f protofield.Field)         { e.Salt = string(f.Bytes) }
 
 // numbers appends the numbers of a repeated field, packed or not.
 func numbers[T uint32 | uint64](e *Event, to []T, f protofield.Field) []T {
@@ -107,76 +99,119 @@ func numbers[T uint32 | uint64](e *Event, to []T, f protofield.Field) []T {
 	return to
 }
 
-// format is that of one gRPC stream of events. Field 1 of a batch is its number.
+// format is that of one gRPC stream of events: fields of a batch, whose field 1 is its number.
 type format struct {
-	start  protowire.Number // field of the request: the number to begin with
-	rank   protowire.Number // field of a batch
-	events map[protowire.Number]func(msg []byte) []Event
-	open   bool // OpenEngine's: batches are in an envelope, and a stream may begin with a snapshot
+	request        []byte // for all that there is
+	rank, events   protowire.Number
+	snapshot, load protowire.Number
+	read           func(msg []byte) []Event // an event
+	open           bool                     // OpenEngine's: batches are in an envelope, and a stream begins with a snapshot
 }
 
 var (
-	smgFormat  = format{start: 1, rank: 4, events: map[protowire.Number]func([]byte) []Event{3: smgEvents, 6: one(smgGroup, math.MaxInt)}}
-	openFormat = format{start: 3, rank: 3, events: map[protowire.Number]func([]byte) []Event{4: one(openEvent, 0)}, open: true}
+	smgFormat  = format{rank: 4, events: 3, snapshot: 7, load: 8, read: smgEvents}
+	openFormat = format{request: []byte{2 << 3, 1}, rank: 3, events: 4, read: openEvents, open: true}
 )
 
-// decode reads a batch into a message, until the context ends. Its print is of the events: what else is in a batch
-// differs each time.
-func (t *format) decode(ctx context.Context, msg []byte) (m message) {
-	var content xxh3.Hasher
-	m.batch.Finish(protofield.Each(msg, func(f protofield.Field) {
-		read := t.events[f.Number]
+// numbered is a batch of a gRPC stream.
+type numbered struct {
+	Batch
+	seq      uint64
+	any      bool   // it has events
+	loadOnly bool   // it has the engine's load alone, and the number of the batch before
+	resync   bool   // it is the first chunk of a snapshot
+	unseen   uint64 // of a snapshot: the engine's batches that it knows nothing of
+}
+
+// decode reads a batch, until the context ends.
+func (t *format) decode(ctx context.Context, msg []byte) (b numbered) {
+	b.Finish(protofield.Each(msg, func(f protofield.Field) {
 		switch {
 		case ctx.Err() != nil:
 		case f.Number == 1:
-			m.seq = f.Value
+			b.seq = f.Value
 		case f.Number == t.rank:
-			m.batch.SetRank(int64(f.Value))
-		case read != nil:
-			_, _ = content.Write(f.Bytes)
-			m.print = content.Sum64() | 1
-			m.batch.Add(read(f.Bytes)...)
+			b.SetRank(int64(f.Value))
+		case f.Number == t.events:
+			b.any = true
+			b.Add(t.read(f.Bytes)...)
+		case f.Number == t.snapshot:
+			chunk, _ := protofield.Last(f.Bytes)
+			b.resync, b.unseen = chunk[1].Value == 0, chunk[4].Value
+		case f.Number == t.load:
+			record, _ := protofield.Last(f.Bytes)
+			b.loadOnly = record[9].Value != 0
 		}
 	}))
-	return m
+	return b
 }
 
-// one reads a message that is one event.
-func one(table fields, opaque int) func([]byte) []Event {
-	return func(msg []byte) []Event {
-		e := Event{Opaque: opaque}
-		table.read(&e, msg)
-		return []Event{e}
-	}
-}
-
-// smgEvents reads an event of a batch. Each stored block names its own medium, size and adapter: where they differ from
-// those of the block before, it begins an event of its own, the child of the last one.
+// smgEvents reads an event of a batch. Each stored block names its own medium, size and adapter: if they differ from
+// those of the block before, the block begins an event of its own, the child of the last one.
 func smgEvents(msg []byte) []Event {
-	e := Event{}
+	var e Event
 	var stored []Event
-	block := func(_ *Event, f protofield.Field) {
+	var keys [][][]string // by event and block
+	block := func(f protofield.Field) {
 		x := Event{Kind: Stored, Hashes: make([]uint64, 1)}
 		smgBlock.read(&x, f.Bytes)
-		if len(stored) > 0 {
-			last := &stored[len(stored)-1]
-			if x.Medium == last.Medium && x.BlockSize == last.BlockSize && x.Numbered == last.Numbered {
-				last.Hashes, last.Tokens = append(last.Hashes, x.Hashes[0]), append(last.Tokens, x.Tokens...)
-				e.Broken = e.Broken || x.Broken
-				return
-			}
-			x.Parent = last.Hashes[len(last.Hashes)-1]
+		n := len(stored)
+		if n > 0 && x.Medium == stored[n-1].Medium && x.BlockSize == stored[n-1].BlockSize && x.Numbered == stored[n-1].Numbered {
+			last := &stored[n-1]
+			last.Hashes, last.Tokens = append(last.Hashes, x.Hashes[0]), append(last.Tokens, x.Tokens...)
+			last.Broken = last.Broken || x.Broken
+			keys[n-1] = append(keys[n-1], blockKeys(f.Bytes))
+			return
 		}
-		stored = append(stored, x)
+		if n > 0 {
+			x.Parent = stored[n-1].Hashes[len(stored[n-1].Hashes)-1]
+		}
+		stored, keys = append(stored, x), append(keys, [][]string{blockKeys(f.Bytes)})
 	}
 	fields{
-		2: kind(Stored, fields{1: block, 2: parentNumber}), 3: kind(Removed, smgRemoved), 4: kind(Cleared, nil),
+		2: func(e *Event, f protofield.Field) {
+			e.Kind = Stored
+			smgStored.read(e, f.Bytes)
+			_ = protofield.Each(f.Bytes, func(f protofield.Field) {
+				if f.Number == 1 {
+					block(f)
+				}
+			})
+		},
+		3: kind(Removed, smgRemoved), 4: kind(Cleared, nil),
 	}.read(&e, msg)
 	if len(stored) == 0 {
 		return []Event{e}
 	}
-	stored[0].Parent, stored[0].Broken = e.Parent, e.Broken || stored[0].Broken
+	stored[0].Parent = e.Parent
+	for i := range stored {
+		x := &stored[i]
+		x.Medium = cmp.Or(e.Medium, x.Medium)
+		x.Group, x.Spec, x.Elsewhere, x.Adapter, x.Salt = e.Group, e.Spec, e.Elsewhere, e.Adapter, e.Salt
+		x.Broken = x.Broken || e.Broken
+		for block, texts := range keys[i] {
+			x.SetKeys(block, texts)
+		}
+	}
 	return stored
+}
+
+// blockKeys returns the keys of a block beside its tokens, "" for a key that is no text.
+func blockKeys(msg []byte) (texts []string) {
+	_ = protofield.Each(msg, func(f protofield.Field) {
+		if f.Number == 6 {
+			key, _ := protofield.Last(f.Bytes)
+			texts = append(texts, string(key[1].Bytes))
+		}
+	})
+	return texts
+}
+
+// openEvents reads an event of OpenEngine.
+func openEvents(msg []byte) []Event {
+	var e Event
+	openEvent.read(&e, msg)
+	return []Event{e}
 }
 
 // openBlocks is a message of stored blocks, with the extra keys of each in a message of texts.

@@ -45,7 +45,7 @@ func smgBatch() pb {
 }
 
 func TestSMG(t *testing.T) {
-	b := smgFormat.decode(context.Background(), smgBatch()).batch
+	b := smgFormat.decode(context.Background(), smgBatch())
 	require.Equal(t, 2, b.Rank)
 	require.Equal(t, []Event{
 		{Kind: Stored, Hashes: []uint64{1, minus1}, Tokens: []uint32{1, 7, 255, 7}, BlockSize: 2, Parent: 9},
@@ -55,37 +55,38 @@ func TestSMG(t *testing.T) {
 	}, b.Events)
 	require.Equal(t, Unreadable{BadKind: 1, BadEvent: 1}, b.Bad)
 
-	b = smgFormat.decode(context.Background(), pb{}.varint(1, 42)).batch
+	b = smgFormat.decode(context.Background(), pb{}.varint(1, 42))
 	require.Equal(t, Unreadable{BadEmpty: 1}, b.Bad)
-	b = smgFormat.decode(context.Background(), []byte{0xff}).batch
+	b = smgFormat.decode(context.Background(), []byte{0xff})
 	require.Equal(t, Unreadable{BadBatch: 1}, b.Bad)
 }
 
-// SMG's servicer for a vLLM that reports groups: hashes of any length, and whether the tokens describe a block
-// completely.
-func TestSMGGroups(t *testing.T) {
-	sha := append(make([]byte, 24), 0, 0, 0, 0, 0, 0, 1, 0)
-	group := func(operation uint64) pb { return pb{}.varint(1, operation).varint(2, 1) }
-	storedEvent := group(1).bytes(3, sha).bytes(3, []byte{7}).bytes(4, sha).bytes(5, packed(1, 2, 3, 4)).varint(6, 2).
-		bytes(7, []byte("full_attention")).varint(9, 1)
-	msg := pb{}.varint(1, 43).varint(5, 1).
-		bytes(6, storedEvent).
-		bytes(6, pb{}.varint(1, 1).bytes(3, sha).bytes(4, nil).bytes(5, packed(1, 2)).varint(6, 2)).
-		bytes(6, group(2).bytes(3, sha)).
-		bytes(6, group(3)).
-		bytes(6, group(0)).
-		bytes(6, []byte{0xff})
-	b := smgFormat.decode(context.Background(), msg).batch
+// The namespace, the group, the tier and the keys of blocks, as SMG's servers send them for vLLM.
+func TestSMGNamespaces(t *testing.T) {
+	block := func(hash uint64, keys ...pb) pb {
+		b := pb{}.varint(1, hash).bytes(2, packed(hash, 7)).varint(3, 2)
+		for _, k := range keys {
+			b = b.bytes(6, k)
+		}
+		return b
+	}
+	text, image := pb{}.bytes(1, []byte("tenant")), pb{}.bytes(4, pb{}.bytes(1, []byte("cat.png")).varint(2, 1))
+	storedEvent := pb{}.bytes(1, block(1, text)).bytes(1, block(2, image)).varint(3, 2).bytes(4, []byte("CPU")).
+		varint(5, 1).bytes(6, []byte("full_attention")).varint(8, 2).bytes(11, []byte("ada")).bytes(12, []byte("tenant"))
+	msg := pb{}.varint(1, 43).
+		bytes(3, pb{}.bytes(2, storedEvent)).
+		bytes(3, pb{}.bytes(2, pb{}.bytes(1, block(3, text)))).
+		bytes(3, pb{}.bytes(3, pb{}.bytes(1, packed(1)).varint(2, 1).varint(3, 3).varint(5, 2).varint(6, 1)))
+	b := smgFormat.decode(context.Background(), msg)
+	require.Empty(t, b.Bad)
 	require.Equal(t, []Event{
 		{
-			Kind: Stored, Hashes: []uint64{256, 7}, Parent: 256, Tokens: []uint32{1, 2, 3, 4}, BlockSize: 2,
-			Group: 1, Spec: "full_attention",
+			Kind: Stored, Hashes: []uint64{1, 2}, Tokens: []uint32{1, 7, 2, 7}, BlockSize: 2, Medium: "CPU", Elsewhere: true,
+			Adapter: "ada", Salt: "tenant", Opaque: 1, Group: 1, Spec: "full_attention",
 		},
-		{Kind: Stored, Hashes: []uint64{256}, Tokens: []uint32{1, 2}, BlockSize: 2, Opaque: 1},
-		{Kind: Removed, Hashes: []uint64{256}, Group: 1, Opaque: 1},
-		{Kind: Cleared, Group: 1},
+		{Kind: Stored, Hashes: []uint64{3}, Tokens: []uint32{3, 7}, BlockSize: 2, Salt: "tenant"},
+		{Kind: Removed, Hashes: []uint64{1}, Medium: "DISK", Group: 2},
 	}, b.Events)
-	require.Equal(t, Unreadable{BadKind: 1, BadEvent: 1}, b.Bad)
 }
 
 func TestOpenEngine(t *testing.T) {
@@ -98,7 +99,7 @@ func TestOpenEngine(t *testing.T) {
 		bytes(4, pb{}.bytes(12, nil)))
 	payload, ended := openBatch(msg)
 	require.False(t, ended)
-	b := openFormat.decode(context.Background(), payload).batch
+	b := openFormat.decode(context.Background(), payload)
 	require.Empty(t, b.Bad)
 	require.Equal(t, []Event{
 		{
@@ -115,10 +116,10 @@ func TestOpenEngine(t *testing.T) {
 
 func FuzzDecodeSMG(f *testing.F) {
 	f.Add([]byte(smgBatch()))
-	f.Add([]byte(pb{}.bytes(6, pb{}.varint(1, 1).bytes(3, []byte{1}).bytes(5, packed(1)).varint(6, 1).varint(9, 1))))
+	f.Add([]byte(pb{}.varint(1, 9).bytes(7, pb{}.varint(2, 3).varint(4, 1)).bytes(8, pb{}.varint(9, 1))))
 	f.Fuzz(func(t *testing.T, msg []byte) {
-		b := smgFormat.decode(context.Background(), msg).batch
-		checkBatch(t, &b, len(msg))
+		b := smgFormat.decode(context.Background(), msg)
+		checkBatch(t, &b.Batch, len(msg))
 	})
 }
 
@@ -126,8 +127,8 @@ func FuzzDecodeOpenEngine(f *testing.F) {
 	f.Add([]byte(pb{}.bytes(1, pb{}.varint(1, 6).bytes(4, pb{}.bytes(12, nil)))))
 	f.Fuzz(func(t *testing.T, msg []byte) {
 		if payload, ended := openBatch(msg); !ended {
-			b := openFormat.decode(context.Background(), payload).batch
-			checkBatch(t, &b, len(payload))
+			b := openFormat.decode(context.Background(), payload)
+			checkBatch(t, &b.Batch, len(payload))
 		}
 	})
 }

@@ -21,8 +21,8 @@ type Replay func(ctx context.Context, from uint64, each func(seq uint64, payload
 // Sequence keeps the messages of one publisher in order, over its connections. It belongs to one goroutine.
 //
 // A message is identified by its number and a hash of its content. After a connection, and at a gap, the engine is
-// asked for what it has from the message applied last on: where that one comes first, unchanged, it is the engine that
-// was followed. Over gRPC the stream is opened again for it; over ZeroMQ there is a replay socket.
+// asked to replay what it has from the message applied last on: if that message comes first, unchanged, it is the
+// engine that was followed.
 type Sequence struct {
 	apply func(m message)
 	clear func() // forgets all that was applied
@@ -31,17 +31,9 @@ type Sequence struct {
 	any     bool   // something was applied since the last clear
 	next    uint64 // the number that comes next
 	print   uint64 // of the message before it
-	before  uint64 // print of the message before that one; 0 where it is not known
 	confirm bool   // the message applied last is to come first
 	asked   int    // how often what comes next was asked for
 
-	// Of gRPC streams.
-	snapshots bool           // a stream opened afresh begins with all that is held, in batches of one number
-	initial   bool           // nothing but a snapshot came yet
-	ranks     map[int]uint64 // number applied last
-	perRank   bool           // every rank counts by itself
-
-	// Of ZeroMQ.
 	replay Replay    // nil where the engine has no replay socket
 	whole  time.Time // when the last replay began that came to its end
 	live   uint64    // the number behind the last one that came live; 0 before one
@@ -49,14 +41,11 @@ type Sequence struct {
 	stale  error     // why replays bring nothing; nil if they do
 }
 
-// Sequence returns what the messages of a stream go through until the context ends. decode reads those of a socket.
-// replay may be nil.
+// Sequence returns what the messages of a socket go through until the context ends. replay may be nil.
 func (s *Stream) Sequence(ctx context.Context, decode Decoder, replay Replay) *Sequence {
-	q := &Sequence{clear: s.lose, note: s.Update, apply: func(m message) {
-		if decode != nil {
-			m.batch = decode(ctx, m.payload)
-		}
-		s.apply(ctx, m.seq, &m.batch)
+	q := &Sequence{clear: func() { s.lose() }, note: s.Update, apply: func(m message) {
+		b := decode(ctx, m.payload)
+		s.apply(ctx, m.seq, &b)
 	}}
 	if replay != nil {
 		q.replay = func(ctx context.Context, from uint64, each func(uint64, []byte) bool) error {
@@ -72,24 +61,19 @@ func (s *Stream) Sequence(ctx context.Context, decode Decoder, replay Replay) *S
 	return q
 }
 
-// message is a message of an engine.
+// message is a message of a socket.
 type message struct {
 	seq     uint64
-	print   uint64 // hash of its content, 0 if that is empty
-	batch   Batch  // of gRPC
-	payload []byte // of ZeroMQ, read once it is its turn
+	print   uint64 // hash of its content
+	payload []byte // read once it is its turn
 }
 
-// open is called before messages are asked for: the number that they are to begin with, and whether that is afresh.
-func (q *Sequence) open() (start uint64, fresh bool) {
-	if q.any && q.perRank {
-		q.lost() // one number cannot say where every rank was
-	}
+// open is called before a replay: the number that it is to begin with.
+func (q *Sequence) open() (start uint64) {
 	if q.confirm = q.any; q.any {
-		return q.next - 1, false
+		return q.next - 1
 	}
-	q.initial = q.snapshots
-	return 0, true
+	return 0
 }
 
 // accept takes a message. It returns true if what comes next must be asked for.
@@ -97,13 +81,8 @@ func (q *Sequence) accept(m message) (again bool) {
 	if q.confirm {
 		return q.confirmed(m)
 	}
-	last, known := q.ranks[m.batch.Rank]
 	switch {
-	case m.print == 0 && q.any && (m.seq == q.next-1 || known && m.seq == last): // only to show that it is alive
-		return false
-	case !q.any, m.seq == q.next, q.initial && m.seq == q.next-1:
-	case !known && m.seq <= 1, known && m.seq == last+1 && (q.perRank || len(q.ranks) > 1): // the next of its rank
-		q.perRank = true
+	case !q.any, m.seq == q.next:
 	case m.seq < q.next:
 		q.restarted()
 		return true
@@ -119,15 +98,9 @@ func (q *Sequence) accept(m message) (again bool) {
 	return false
 }
 
-// confirmed takes the first messages of what was asked for, up to the one applied last.
+// confirmed takes the first message of a replay, which is the one applied last.
 func (q *Sequence) confirmed(m message) (again bool) {
 	last := q.next - 1
-	switch {
-	case m.seq == last && m.print == 0 && q.print != 0:
-		return false // that does not identify the engine
-	case m.seq+1 == last && (q.before == 0 || q.before == m.print):
-		return false // some send one more
-	}
 	q.confirm = false
 	switch {
 	case m.seq == last && m.print == q.print:
@@ -137,47 +110,22 @@ func (q *Sequence) confirmed(m message) (again bool) {
 		return false
 	case m.seq > last:
 		q.lost() // it does not reach back so far
-	case m.seq+1 < last && !q.snapshots && q.replay == nil:
-		q.restarted() // it began anew with the oldest it has, and has no more to give
-		q.take(m)
-		return false
 	default:
 		q.restarted()
 	}
 	return true
 }
 
-// unconfirmed is called when the engine does not repeat its last message.
-func (q *Sequence) unconfirmed() {
-	if q.confirm {
-		q.confirm = false
-		q.lost()
-	}
-}
-
 func (q *Sequence) take(m message) {
-	if q.any && m.seq != q.next-1 {
-		q.initial = false
-	}
-	if q.before = 0; q.any && m.seq == q.next {
-		q.before = q.print
-	}
 	q.apply(m)
 	q.any, q.next, q.print, q.asked = true, m.seq+1, m.print, 0
-	if q.ranks == nil {
-		q.ranks = make(map[int]uint64)
-	}
-	if m.batch.Rank < MaxRanks {
-		q.ranks[m.batch.Rank] = m.seq
-	}
 }
 
 // lost clears because what was missed cannot be had.
 func (q *Sequence) lost() {
 	q.note(func(st *Status) { st.Clears++ })
 	q.clear()
-	q.any, q.next, q.asked, q.perRank = false, 0, 0, false
-	clear(q.ranks)
+	q.any, q.next, q.asked = false, 0, 0
 }
 
 func (q *Sequence) restarted() {
@@ -226,7 +174,7 @@ func (q *Sequence) Live(ctx context.Context, seq uint64, payload []byte, came ti
 // its end.
 func (q *Sequence) Check(ctx context.Context) (whole bool) {
 	for again := q.replay != nil; again && ctx.Err() == nil; {
-		from, _ := q.open()
+		from := q.open()
 		next, began := q.next, time.Now()
 		again = false
 		err := q.replay(ctx, from, func(seq uint64, payload []byte) bool {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -89,21 +90,23 @@ func (s *Stream) translator(rank int) *translator {
 	return t
 }
 
-// clear forgets all that the stream has passed on.
-func (s *Stream) clear() {
+// clear forgets what the stream has passed on of ranks, of all without any.
+func (s *Stream) clear(ranks ...int) {
 	s.applying.Lock()
 	defer s.applying.Unlock()
-	for _, t := range s.translators {
-		t.clear()
+	for rank, t := range s.translators {
+		if len(ranks) == 0 || slices.Contains(ranks, rank) {
+			t.clear()
+		}
 	}
 	s.publish(func(st *Status) { st.Next = 0 })
 }
 
-// lose forgets all that the stream has passed on, because something was lost, and logs it.
-func (s *Stream) lose() {
+// lose is clear because something was lost, and logs it.
+func (s *Stream) lose(ranks ...int) {
 	s.Logger.Warn("warmpath: KV events were lost, or the engine was restarted: its cache counts as empty",
-		"replica", s.Attrs.ID, "source", s.source)
-	s.clear()
+		"replica", s.Attrs.ID, "source", s.source, "ranks", ranks)
+	s.clear(ranks...)
 }
 
 // Unreadable counts a message that never became a payload.

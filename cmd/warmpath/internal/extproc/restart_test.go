@@ -31,7 +31,7 @@ func startEngine(t *testing.T) engine {
 	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
-	s, err := grpcserver.Start(lis, grpcserver.Config{Speed: 10, KVEvents: kvpublish.NewLog(0)})
+	s, err := grpcserver.Start(lis, grpcserver.Config{Speed: 10, KVEvents: kvpublish.NewLog(0), KVHistory: true})
 	require.NoError(t, err)
 	conn, err := grpc.NewClient(lis.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)

@@ -1,60 +1,85 @@
 package grpcserver
 
 import (
-	"context"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	commonpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/smg/grpc/common"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 )
 
-// SubscribeKvEvents implements the service as SMG's relay does: numbers begin with 1, a request names the last one that
-// is known, 0 asks for all that is there, and a number that was not sent yet is that of an engine before this one.
+// heartbeat is how long a stream of events is silent before it repeats the engine's load.
+const heartbeat = time.Second
+
+// SubscribeKvEvents implements the service as SMG's servers do: only number 0 is taken, every batch has the engine's
+// load, and between batches the load comes alone.
 func (e *engineService) SubscribeKvEvents(r *commonpb.SubscribeKvEventsRequest,
 	stream grpc.ServerStreamingServer[commonpb.KvEventBatch]) error {
 	log := e.srv.cfg.KVEvents
-	if log == nil {
+	switch {
+	case log == nil:
 		return status.Error(codes.Unimplemented, "the engine publishes no KV events")
+	case r.GetStartSequenceNumber() != 0:
+		return status.Error(codes.OutOfRange, "KV event cursors are per subscription; resubscribe with zero and rebuild")
+	}
+	next := log.Next()
+	if e.srv.cfg.KVHistory {
+		next = 0
 	}
 	if err := stream.SendHeader(nil); err != nil {
 		return err
 	}
-	next, err := firstBatch(log, r.GetStartSequenceNumber())
-	if err != nil {
-		return err
-	}
-	ctx, cancel := context.WithCancel(stream.Context())
-	defer cancel()
-	defer context.AfterFunc(e.srv.stopping, cancel)()
-	for b := range log.Follow(ctx, next) {
-		if err := stream.Send(batchOf(b)); err != nil {
-			return err
+	timer := time.NewTimer(heartbeat)
+	defer timer.Stop()
+	var alive *commonpb.KvEventBatch // nil before the first batch
+	for sample := uint64(1); ; sample++ {
+		batches, to, more := log.From(next)
+		for i := range batches {
+			b := batchOf(&batches[i])
+			b.Load = e.srv.eventLoad()
+			b.Load.Sample = sample
+			if err := stream.Send(b); err != nil {
+				return err
+			}
+			alive = &commonpb.KvEventBatch{SequenceNumber: b.SequenceNumber, DpRank: b.DpRank}
+			sample++
+		}
+		next = to
+		timer.Reset(heartbeat)
+		select {
+		case <-more:
+		case <-timer.C:
+			if alive == nil {
+				continue
+			}
+			alive.Load = e.srv.eventLoad()
+			alive.Load.Sample, alive.Load.LoadOnly = sample, true
+			if err := stream.Send(alive); err != nil {
+				return err
+			}
+		case <-stream.Context().Done():
+			return status.FromContextError(stream.Context().Err()).Err()
+		case <-e.srv.stopping.Done():
+			return status.Error(codes.Unavailable, "the engine is stopping")
 		}
 	}
-	if err := stream.Context().Err(); err != nil {
-		return status.FromContextError(err).Err()
-	}
-	return status.Error(codes.Unavailable, "the engine is stopping")
 }
 
-// firstBatch is the log's number of the first batch to send to a subscriber that has all up to a number.
-func firstBatch(log *kvpublish.Log, known uint64) (uint64, error) {
-	batches, next, _ := log.From(0)
-	oldest := next - uint64(len(batches))
-	switch {
-	case known == 0, known > next:
-		return 0, nil
-	case known < oldest:
-		return 0, status.Errorf(codes.OutOfRange, "batch %d is gone, the oldest is %d", known+1, oldest+1)
+// eventLoad is the load as it stands in batches of events.
+func (s *Server) eventLoad() *commonpb.EngineLoad {
+	st := s.Stats()
+	return &commonpb.EngineLoad{
+		RunningRequests: uint32(st.Load.Running), WaitingRequests: uint32(st.Load.Waiting),
+		TokenUsage: ratio(st.Load.UsedTokens, st.Load.TotalTokens), MaxRunningRequests: uint32(st.Load.MaxSequences),
 	}
-	return known, nil
 }
 
 func batchOf(b *kvpublish.Batch) *commonpb.KvEventBatch {
-	out := &commonpb.KvEventBatch{SequenceNumber: b.Seq + 1, Timestamp: b.At.Seconds(), DpRank: new(int32)}
+	out := &commonpb.KvEventBatch{SequenceNumber: b.Seq, Timestamp: b.At.Seconds(), DpRank: new(int32)}
 	for i := range b.Events {
 		e := &b.Events[i]
 		x := &commonpb.KvCacheEvent{EventId: (b.Seq+1)<<32 | uint64(i)}
@@ -73,7 +98,13 @@ func batchOf(b *kvpublish.Batch) *commonpb.KvEventBatch {
 }
 
 func storedOf(e *kvpublish.Event) *commonpb.KvBlocksStored {
-	s, size := &commonpb.KvBlocksStored{}, e.BlockSize()
+	s, size := &commonpb.KvBlocksStored{Tier: proto.Int32(1)}, e.BlockSize()
+	if e.Adapter != "" {
+		s.LoraName = &e.Adapter
+	}
+	if e.CacheSalt != "" {
+		s.CacheSalt = &e.CacheSalt
+	}
 	if e.HasParent {
 		parent := int64(e.Parent)
 		s.ParentBlockHash = &parent

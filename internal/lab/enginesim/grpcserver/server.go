@@ -57,6 +57,9 @@ type Config struct {
 	// KVEvents is served by SubscribeKvEvents, and is the Engine's Listener unless that is another, which then passes
 	// events on; nil means that the engine publishes none.
 	KVEvents *kvpublish.Log
+	// KVHistory begins each stream of events with all batches that KVEvents still has, as SMG's server in Rust does;
+	// false sends only later ones, as SMG's server in Python does.
+	KVHistory bool
 	// EarlyHeaders sends the response headers before the first token, as Rust servers do.
 	EarlyHeaders bool
 	// ServedModel is the model's name; empty means the preset's. Requests for other models are refused

@@ -26,7 +26,7 @@ const (
 // SubscribeKvEventsRequest asks for events.
 type SubscribeKvEventsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Number of the first batch wanted; 0 means all that are still there.
+	// 0 means from now on. Servers refuse every other number.
 	StartSequenceNumber uint64 `protobuf:"varint,1,opt,name=start_sequence_number,json=startSequenceNumber,proto3" json:"start_sequence_number,omitempty"`
 	unknownFields       protoimpl.UnknownFields
 	sizeCache           protoimpl.SizeCache
@@ -72,14 +72,18 @@ func (x *SubscribeKvEventsRequest) GetStartSequenceNumber() uint64 {
 // KvEventBatch is what one pass of the engine changed.
 type KvEventBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// One more than that of the batch before; the first is 1.
+	// One more than that of the batch before of the same rank; the first is 0.
 	SequenceNumber uint64 `protobuf:"varint,1,opt,name=sequence_number,json=sequenceNumber,proto3" json:"sequence_number,omitempty"`
 	// Seconds.
 	Timestamp float64 `protobuf:"fixed64,2,opt,name=timestamp,proto3" json:"timestamp,omitempty"`
 	// In their order.
 	Events []*KvCacheEvent `protobuf:"bytes,3,rep,name=events,proto3" json:"events,omitempty"`
 	// Data-parallel rank.
-	DpRank        *int32 `protobuf:"varint,4,opt,name=dp_rank,json=dpRank,proto3,oneof" json:"dp_rank,omitempty"`
+	DpRank *int32 `protobuf:"varint,4,opt,name=dp_rank,json=dpRank,proto3,oneof" json:"dp_rank,omitempty"`
+	// Set in a chunk of a snapshot.
+	Snapshot *KvSnapshotChunk `protobuf:"bytes,7,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
+	// The rank's load when the batch was sent.
+	Load          *EngineLoad `protobuf:"bytes,8,opt,name=load,proto3" json:"load,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -142,6 +146,209 @@ func (x *KvEventBatch) GetDpRank() int32 {
 	return 0
 }
 
+func (x *KvEventBatch) GetSnapshot() *KvSnapshotChunk {
+	if x != nil {
+		return x.Snapshot
+	}
+	return nil
+}
+
+func (x *KvEventBatch) GetLoad() *EngineLoad {
+	if x != nil {
+		return x.Load
+	}
+	return nil
+}
+
+// KvSnapshotChunk is the place of a batch in a snapshot of all blocks of a rank.
+type KvSnapshotChunk struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// From 0.
+	Index uint32 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// Chunks of the snapshot.
+	Count uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	// Blocks of the snapshot.
+	Blocks uint64 `protobuf:"varint,3,opt,name=blocks,proto3" json:"blocks,omitempty"`
+	// Batches of the engine before the snapshot that its server has not seen.
+	UnknownBefore uint64 `protobuf:"varint,4,opt,name=unknown_before,json=unknownBefore,proto3" json:"unknown_before,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *KvSnapshotChunk) Reset() {
+	*x = KvSnapshotChunk{}
+	mi := &file_smg_grpc_common_common_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *KvSnapshotChunk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*KvSnapshotChunk) ProtoMessage() {}
+
+func (x *KvSnapshotChunk) ProtoReflect() protoreflect.Message {
+	mi := &file_smg_grpc_common_common_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use KvSnapshotChunk.ProtoReflect.Descriptor instead.
+func (*KvSnapshotChunk) Descriptor() ([]byte, []int) {
+	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *KvSnapshotChunk) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *KvSnapshotChunk) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *KvSnapshotChunk) GetBlocks() uint64 {
+	if x != nil {
+		return x.Blocks
+	}
+	return 0
+}
+
+func (x *KvSnapshotChunk) GetUnknownBefore() uint64 {
+	if x != nil {
+		return x.UnknownBefore
+	}
+	return 0
+}
+
+// EngineLoad is the load of a rank.
+type EngineLoad struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	RunningRequests uint32                 `protobuf:"varint,1,opt,name=running_requests,json=runningRequests,proto3" json:"running_requests,omitempty"`
+	WaitingRequests uint32                 `protobuf:"varint,2,opt,name=waiting_requests,json=waitingRequests,proto3" json:"waiting_requests,omitempty"`
+	// Tokens of waiting requests that are not cached; unset if the engine does not tell.
+	WaitingUncachedTokens *uint32 `protobuf:"varint,3,opt,name=waiting_uncached_tokens,json=waitingUncachedTokens,proto3,oneof" json:"waiting_uncached_tokens,omitempty"`
+	// Part of the KV cache in use, 0 to 1.
+	TokenUsage float64 `protobuf:"fixed64,4,opt,name=token_usage,json=tokenUsage,proto3" json:"token_usage,omitempty"`
+	// Tokens per second.
+	GenThroughput float64 `protobuf:"fixed64,5,opt,name=gen_throughput,json=genThroughput,proto3" json:"gen_throughput,omitempty"`
+	// Requests that run at once.
+	MaxRunningRequests uint32 `protobuf:"varint,6,opt,name=max_running_requests,json=maxRunningRequests,proto3" json:"max_running_requests,omitempty"`
+	// Age of the figures in milliseconds.
+	AgeMs uint32 `protobuf:"varint,7,opt,name=age_ms,json=ageMs,proto3" json:"age_ms,omitempty"`
+	// Counts the records of a stream.
+	Sample uint64 `protobuf:"varint,8,opt,name=sample,proto3" json:"sample,omitempty"`
+	// The batch has no events, and the number and rank of the last batch of the stream.
+	LoadOnly      bool `protobuf:"varint,9,opt,name=load_only,json=loadOnly,proto3" json:"load_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EngineLoad) Reset() {
+	*x = EngineLoad{}
+	mi := &file_smg_grpc_common_common_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineLoad) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineLoad) ProtoMessage() {}
+
+func (x *EngineLoad) ProtoReflect() protoreflect.Message {
+	mi := &file_smg_grpc_common_common_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineLoad.ProtoReflect.Descriptor instead.
+func (*EngineLoad) Descriptor() ([]byte, []int) {
+	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *EngineLoad) GetRunningRequests() uint32 {
+	if x != nil {
+		return x.RunningRequests
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetWaitingRequests() uint32 {
+	if x != nil {
+		return x.WaitingRequests
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetWaitingUncachedTokens() uint32 {
+	if x != nil && x.WaitingUncachedTokens != nil {
+		return *x.WaitingUncachedTokens
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetTokenUsage() float64 {
+	if x != nil {
+		return x.TokenUsage
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetGenThroughput() float64 {
+	if x != nil {
+		return x.GenThroughput
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetMaxRunningRequests() uint32 {
+	if x != nil {
+		return x.MaxRunningRequests
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetAgeMs() uint32 {
+	if x != nil {
+		return x.AgeMs
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetSample() uint64 {
+	if x != nil {
+		return x.Sample
+	}
+	return 0
+}
+
+func (x *EngineLoad) GetLoadOnly() bool {
+	if x != nil {
+		return x.LoadOnly
+	}
+	return false
+}
+
 // KvCacheEvent is one change.
 type KvCacheEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -159,7 +366,7 @@ type KvCacheEvent struct {
 
 func (x *KvCacheEvent) Reset() {
 	*x = KvCacheEvent{}
-	mi := &file_smg_grpc_common_common_proto_msgTypes[2]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -171,7 +378,7 @@ func (x *KvCacheEvent) String() string {
 func (*KvCacheEvent) ProtoMessage() {}
 
 func (x *KvCacheEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_smg_grpc_common_common_proto_msgTypes[2]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -184,7 +391,7 @@ func (x *KvCacheEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KvCacheEvent.ProtoReflect.Descriptor instead.
 func (*KvCacheEvent) Descriptor() ([]byte, []int) {
-	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{2}
+	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *KvCacheEvent) GetEventId() uint64 {
@@ -260,13 +467,18 @@ type KvBlocksStored struct {
 	Blocks []*KvBlock `protobuf:"bytes,1,rep,name=blocks,proto3" json:"blocks,omitempty"`
 	// Hash of the block before the first; unset where that begins a prompt.
 	ParentBlockHash *int64 `protobuf:"varint,2,opt,name=parent_block_hash,json=parentBlockHash,proto3,oneof" json:"parent_block_hash,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// Where they are: 1 device, 2 host, 3 disk, 4 external.
+	Tier *int32 `protobuf:"varint,3,opt,name=tier,proto3,oneof" json:"tier,omitempty"`
+	// Adapter and cache salt of the prompt.
+	LoraName      *string `protobuf:"bytes,11,opt,name=lora_name,json=loraName,proto3,oneof" json:"lora_name,omitempty"`
+	CacheSalt     *string `protobuf:"bytes,12,opt,name=cache_salt,json=cacheSalt,proto3,oneof" json:"cache_salt,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *KvBlocksStored) Reset() {
 	*x = KvBlocksStored{}
-	mi := &file_smg_grpc_common_common_proto_msgTypes[3]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -278,7 +490,7 @@ func (x *KvBlocksStored) String() string {
 func (*KvBlocksStored) ProtoMessage() {}
 
 func (x *KvBlocksStored) ProtoReflect() protoreflect.Message {
-	mi := &file_smg_grpc_common_common_proto_msgTypes[3]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -291,7 +503,7 @@ func (x *KvBlocksStored) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KvBlocksStored.ProtoReflect.Descriptor instead.
 func (*KvBlocksStored) Descriptor() ([]byte, []int) {
-	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{3}
+	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *KvBlocksStored) GetBlocks() []*KvBlock {
@@ -306,6 +518,27 @@ func (x *KvBlocksStored) GetParentBlockHash() int64 {
 		return *x.ParentBlockHash
 	}
 	return 0
+}
+
+func (x *KvBlocksStored) GetTier() int32 {
+	if x != nil && x.Tier != nil {
+		return *x.Tier
+	}
+	return 0
+}
+
+func (x *KvBlocksStored) GetLoraName() string {
+	if x != nil && x.LoraName != nil {
+		return *x.LoraName
+	}
+	return ""
+}
+
+func (x *KvBlocksStored) GetCacheSalt() string {
+	if x != nil && x.CacheSalt != nil {
+		return *x.CacheSalt
+	}
+	return ""
 }
 
 // KvBlock is one block.
@@ -327,7 +560,7 @@ type KvBlock struct {
 
 func (x *KvBlock) Reset() {
 	*x = KvBlock{}
-	mi := &file_smg_grpc_common_common_proto_msgTypes[4]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -339,7 +572,7 @@ func (x *KvBlock) String() string {
 func (*KvBlock) ProtoMessage() {}
 
 func (x *KvBlock) ProtoReflect() protoreflect.Message {
-	mi := &file_smg_grpc_common_common_proto_msgTypes[4]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -352,7 +585,7 @@ func (x *KvBlock) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KvBlock.ProtoReflect.Descriptor instead.
 func (*KvBlock) Descriptor() ([]byte, []int) {
-	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{4}
+	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *KvBlock) GetBlockHash() int64 {
@@ -403,7 +636,7 @@ type KvBlocksRemoved struct {
 
 func (x *KvBlocksRemoved) Reset() {
 	*x = KvBlocksRemoved{}
-	mi := &file_smg_grpc_common_common_proto_msgTypes[5]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -415,7 +648,7 @@ func (x *KvBlocksRemoved) String() string {
 func (*KvBlocksRemoved) ProtoMessage() {}
 
 func (x *KvBlocksRemoved) ProtoReflect() protoreflect.Message {
-	mi := &file_smg_grpc_common_common_proto_msgTypes[5]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -428,7 +661,7 @@ func (x *KvBlocksRemoved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KvBlocksRemoved.ProtoReflect.Descriptor instead.
 func (*KvBlocksRemoved) Descriptor() ([]byte, []int) {
-	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{5}
+	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *KvBlocksRemoved) GetBlockHashes() []int64 {
@@ -454,7 +687,7 @@ type KvCacheCleared struct {
 
 func (x *KvCacheCleared) Reset() {
 	*x = KvCacheCleared{}
-	mi := &file_smg_grpc_common_common_proto_msgTypes[6]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -466,7 +699,7 @@ func (x *KvCacheCleared) String() string {
 func (*KvCacheCleared) ProtoMessage() {}
 
 func (x *KvCacheCleared) ProtoReflect() protoreflect.Message {
-	mi := &file_smg_grpc_common_common_proto_msgTypes[6]
+	mi := &file_smg_grpc_common_common_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -479,7 +712,7 @@ func (x *KvCacheCleared) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KvCacheCleared.ProtoReflect.Descriptor instead.
 func (*KvCacheCleared) Descriptor() ([]byte, []int) {
-	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{6}
+	return file_smg_grpc_common_common_proto_rawDescGZIP(), []int{8}
 }
 
 var File_smg_grpc_common_common_proto protoreflect.FileDescriptor
@@ -488,24 +721,52 @@ const file_smg_grpc_common_common_proto_rawDesc = "" +
 	"\n" +
 	"\x1csmg/grpc/common/common.proto\x12\x0fsmg.grpc.common\"N\n" +
 	"\x18SubscribeKvEventsRequest\x122\n" +
-	"\x15start_sequence_number\x18\x01 \x01(\x04R\x13startSequenceNumber\"\xb6\x01\n" +
+	"\x15start_sequence_number\x18\x01 \x01(\x04R\x13startSequenceNumber\"\xa5\x02\n" +
 	"\fKvEventBatch\x12'\n" +
 	"\x0fsequence_number\x18\x01 \x01(\x04R\x0esequenceNumber\x12\x1c\n" +
 	"\ttimestamp\x18\x02 \x01(\x01R\ttimestamp\x125\n" +
 	"\x06events\x18\x03 \x03(\v2\x1d.smg.grpc.common.KvCacheEventR\x06events\x12\x1c\n" +
-	"\adp_rank\x18\x04 \x01(\x05H\x00R\x06dpRank\x88\x01\x01B\n" +
+	"\adp_rank\x18\x04 \x01(\x05H\x00R\x06dpRank\x88\x01\x01\x12<\n" +
+	"\bsnapshot\x18\a \x01(\v2 .smg.grpc.common.KvSnapshotChunkR\bsnapshot\x12/\n" +
+	"\x04load\x18\b \x01(\v2\x1b.smg.grpc.common.EngineLoadR\x04loadB\n" +
 	"\n" +
-	"\b_dp_rank\"\xe7\x01\n" +
+	"\b_dp_rank\"|\n" +
+	"\x0fKvSnapshotChunk\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\x12\x16\n" +
+	"\x06blocks\x18\x03 \x01(\x04R\x06blocks\x12%\n" +
+	"\x0eunknown_before\x18\x04 \x01(\x04R\runknownBefore\"\x81\x03\n" +
+	"\n" +
+	"EngineLoad\x12)\n" +
+	"\x10running_requests\x18\x01 \x01(\rR\x0frunningRequests\x12)\n" +
+	"\x10waiting_requests\x18\x02 \x01(\rR\x0fwaitingRequests\x12;\n" +
+	"\x17waiting_uncached_tokens\x18\x03 \x01(\rH\x00R\x15waitingUncachedTokens\x88\x01\x01\x12\x1f\n" +
+	"\vtoken_usage\x18\x04 \x01(\x01R\n" +
+	"tokenUsage\x12%\n" +
+	"\x0egen_throughput\x18\x05 \x01(\x01R\rgenThroughput\x120\n" +
+	"\x14max_running_requests\x18\x06 \x01(\rR\x12maxRunningRequests\x12\x15\n" +
+	"\x06age_ms\x18\a \x01(\rR\x05ageMs\x12\x16\n" +
+	"\x06sample\x18\b \x01(\x04R\x06sample\x12\x1b\n" +
+	"\tload_only\x18\t \x01(\bR\bloadOnlyB\x1a\n" +
+	"\x18_waiting_uncached_tokens\"\xe7\x01\n" +
 	"\fKvCacheEvent\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x04R\aeventId\x129\n" +
 	"\x06stored\x18\x02 \x01(\v2\x1f.smg.grpc.common.KvBlocksStoredH\x00R\x06stored\x12<\n" +
 	"\aremoved\x18\x03 \x01(\v2 .smg.grpc.common.KvBlocksRemovedH\x00R\aremoved\x12;\n" +
 	"\acleared\x18\x04 \x01(\v2\x1f.smg.grpc.common.KvCacheClearedH\x00R\aclearedB\x06\n" +
-	"\x04data\"\x89\x01\n" +
+	"\x04data\"\x8e\x02\n" +
 	"\x0eKvBlocksStored\x120\n" +
 	"\x06blocks\x18\x01 \x03(\v2\x18.smg.grpc.common.KvBlockR\x06blocks\x12/\n" +
-	"\x11parent_block_hash\x18\x02 \x01(\x03H\x00R\x0fparentBlockHash\x88\x01\x01B\x14\n" +
-	"\x12_parent_block_hash\"\xc4\x01\n" +
+	"\x11parent_block_hash\x18\x02 \x01(\x03H\x00R\x0fparentBlockHash\x88\x01\x01\x12\x17\n" +
+	"\x04tier\x18\x03 \x01(\x05H\x01R\x04tier\x88\x01\x01\x12 \n" +
+	"\tlora_name\x18\v \x01(\tH\x02R\bloraName\x88\x01\x01\x12\"\n" +
+	"\n" +
+	"cache_salt\x18\f \x01(\tH\x03R\tcacheSalt\x88\x01\x01B\x14\n" +
+	"\x12_parent_block_hashB\a\n" +
+	"\x05_tierB\f\n" +
+	"\n" +
+	"_lora_nameB\r\n" +
+	"\v_cache_salt\"\xc4\x01\n" +
 	"\aKvBlock\x12\x1d\n" +
 	"\n" +
 	"block_hash\x18\x01 \x01(\x03R\tblockHash\x12\x1b\n" +
@@ -537,27 +798,31 @@ func file_smg_grpc_common_common_proto_rawDescGZIP() []byte {
 	return file_smg_grpc_common_common_proto_rawDescData
 }
 
-var file_smg_grpc_common_common_proto_msgTypes = make([]protoimpl.MessageInfo, 7)
+var file_smg_grpc_common_common_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_smg_grpc_common_common_proto_goTypes = []any{
 	(*SubscribeKvEventsRequest)(nil), // 0: smg.grpc.common.SubscribeKvEventsRequest
 	(*KvEventBatch)(nil),             // 1: smg.grpc.common.KvEventBatch
-	(*KvCacheEvent)(nil),             // 2: smg.grpc.common.KvCacheEvent
-	(*KvBlocksStored)(nil),           // 3: smg.grpc.common.KvBlocksStored
-	(*KvBlock)(nil),                  // 4: smg.grpc.common.KvBlock
-	(*KvBlocksRemoved)(nil),          // 5: smg.grpc.common.KvBlocksRemoved
-	(*KvCacheCleared)(nil),           // 6: smg.grpc.common.KvCacheCleared
+	(*KvSnapshotChunk)(nil),          // 2: smg.grpc.common.KvSnapshotChunk
+	(*EngineLoad)(nil),               // 3: smg.grpc.common.EngineLoad
+	(*KvCacheEvent)(nil),             // 4: smg.grpc.common.KvCacheEvent
+	(*KvBlocksStored)(nil),           // 5: smg.grpc.common.KvBlocksStored
+	(*KvBlock)(nil),                  // 6: smg.grpc.common.KvBlock
+	(*KvBlocksRemoved)(nil),          // 7: smg.grpc.common.KvBlocksRemoved
+	(*KvCacheCleared)(nil),           // 8: smg.grpc.common.KvCacheCleared
 }
 var file_smg_grpc_common_common_proto_depIdxs = []int32{
-	2, // 0: smg.grpc.common.KvEventBatch.events:type_name -> smg.grpc.common.KvCacheEvent
-	3, // 1: smg.grpc.common.KvCacheEvent.stored:type_name -> smg.grpc.common.KvBlocksStored
-	5, // 2: smg.grpc.common.KvCacheEvent.removed:type_name -> smg.grpc.common.KvBlocksRemoved
-	6, // 3: smg.grpc.common.KvCacheEvent.cleared:type_name -> smg.grpc.common.KvCacheCleared
-	4, // 4: smg.grpc.common.KvBlocksStored.blocks:type_name -> smg.grpc.common.KvBlock
-	5, // [5:5] is the sub-list for method output_type
-	5, // [5:5] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	4, // 0: smg.grpc.common.KvEventBatch.events:type_name -> smg.grpc.common.KvCacheEvent
+	2, // 1: smg.grpc.common.KvEventBatch.snapshot:type_name -> smg.grpc.common.KvSnapshotChunk
+	3, // 2: smg.grpc.common.KvEventBatch.load:type_name -> smg.grpc.common.EngineLoad
+	5, // 3: smg.grpc.common.KvCacheEvent.stored:type_name -> smg.grpc.common.KvBlocksStored
+	7, // 4: smg.grpc.common.KvCacheEvent.removed:type_name -> smg.grpc.common.KvBlocksRemoved
+	8, // 5: smg.grpc.common.KvCacheEvent.cleared:type_name -> smg.grpc.common.KvCacheCleared
+	6, // 6: smg.grpc.common.KvBlocksStored.blocks:type_name -> smg.grpc.common.KvBlock
+	7, // [7:7] is the sub-list for method output_type
+	7, // [7:7] is the sub-list for method input_type
+	7, // [7:7] is the sub-list for extension type_name
+	7, // [7:7] is the sub-list for extension extendee
+	0, // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_smg_grpc_common_common_proto_init() }
@@ -566,21 +831,22 @@ func file_smg_grpc_common_common_proto_init() {
 		return
 	}
 	file_smg_grpc_common_common_proto_msgTypes[1].OneofWrappers = []any{}
-	file_smg_grpc_common_common_proto_msgTypes[2].OneofWrappers = []any{
+	file_smg_grpc_common_common_proto_msgTypes[3].OneofWrappers = []any{}
+	file_smg_grpc_common_common_proto_msgTypes[4].OneofWrappers = []any{
 		(*KvCacheEvent_Stored)(nil),
 		(*KvCacheEvent_Removed)(nil),
 		(*KvCacheEvent_Cleared)(nil),
 	}
-	file_smg_grpc_common_common_proto_msgTypes[3].OneofWrappers = []any{}
-	file_smg_grpc_common_common_proto_msgTypes[4].OneofWrappers = []any{}
 	file_smg_grpc_common_common_proto_msgTypes[5].OneofWrappers = []any{}
+	file_smg_grpc_common_common_proto_msgTypes[6].OneofWrappers = []any{}
+	file_smg_grpc_common_common_proto_msgTypes[7].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_smg_grpc_common_common_proto_rawDesc), len(file_smg_grpc_common_common_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   7,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
