@@ -7,6 +7,7 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -40,9 +41,10 @@ func joinCluster(c *Config, epoch string, log *slog.Logger) (m membership, err e
 }
 
 // newPeers returns a deployment's part in a cluster.
-func (m membership) newPeers(deployment string, log *slog.Logger, now time.Time) *peers {
+func (m membership) newPeers(deployment string, t *tally, log *slog.Logger, now time.Time) *peers {
 	return &peers{
-		bus: m.bus, log: log, origin: m.origin, epoch: m.epoch, settles: now.Add(2 * joinTime),
+		bus: m.bus, log: log, tally: t, origin: m.origin, epoch: m.epoch, settles: now.Add(2 * joinTime),
+		refused: rate.Sometimes{First: 1, Interval: 10 * time.Second}, beats: make(map[string]bool),
 		subject: "warmpath.v1." + base64.RawURLEncoding.EncodeToString([]byte(deployment)),
 		known:   make(map[string]*peerServer), total: make(map[string]peerLine),
 		lines: make(map[uint32]peerLine), moved: true,
@@ -79,7 +81,12 @@ func (d *deployment) received(data []byte) error {
 		}
 		d.homes.follow(x, u.GetHomes())
 		routes, changes = x.cached(u, &d.roster)
-		return own.registeredElsewhere(u.GetRegistrations())
+		left, missing := own.renewedElsewhere(u.GetHeartbeats())
+		joined := own.registeredElsewhere(u.GetRegistrations())
+		if own.config.Register {
+			x.lacking(missing)
+		}
+		return left || joined
 	})
 	h := d.hosted.Load()
 	h.routed(routes)
@@ -145,10 +152,10 @@ func (d *deployment) publish(leased map[uint32]replicaLoad, now time.Time) {
 		}
 		changes = p.followed(updates, &d.roster, now, false)
 	}
-	p.publish(now, &d.roster, lines, changes, func() []*warmpathv1.PeerUpdate {
+	p.publish(now, &d.sources, lines, changes, func() []*warmpathv1.PeerUpdate {
 		decided := ejectionsOf(d.roster.order)
 		decided.Homes = d.homes.update(&d.roster)
-		all := append(beatsOf(d.sources.heartbeats(now)), decided)
+		all := []*warmpathv1.PeerUpdate{decided}
 		if h.index != nil {
 			all = append(all, p.followed(h.index.since(0, d.roster.numberOf), &d.roster, now, true)...)
 		}

@@ -69,8 +69,9 @@ func newDeployment(
 		tasks: make(tasks), pollers: make(map[string]poller),
 	}
 	d.tally.decisions, d.tally.failures = make(map[decided]uint64), make(map[codes.Code]uint64)
+	d.roster = roster{log: d.log, tally: &d.tally}
 	d.sources = sources{deployment: name, log: d.log, now: now, roster: &d.roster}
-	d.peers = m.newPeers(name, d.log, now())
+	d.peers = m.newPeers(name, &d.tally, d.log, now())
 	d.balance = balance{sources: &d.sources, peers: d.peers, ledger: ledger{roster: &d.roster}}
 	d.picks = picks{
 		name: name, log: d.log, now: now, hosted: &d.hosted, tally: &d.tally,

@@ -46,6 +46,9 @@ var figures = []telemetry.Figure[*deployment]{
 		Rises: true, Value: func(d *deployment) int64 { return d.tally.registrationsExpired.Load() }},
 	{Name: "warmpath.server.polls.failed", Unit: "{poll}", Text: "Load polls without an answer.",
 		Rises: true, Value: func(d *deployment) int64 { return d.tally.pollsFailed.Load() }},
+	{Name: "warmpath.server.unpublished", Unit: "{message}",
+		Text:  "Descriptions of replicas and updates that could not be sent to clients or other servers.",
+		Rises: true, Value: func(d *deployment) int64 { return d.tally.unpublished.Load() }},
 	{Name: "warmpath.server.broadcast.bytes", Unit: "By", Text: "Bytes sent to watching clients.",
 		Rises: true, Value: func(d *deployment) int64 { return d.tally.sentBytes.Load() }},
 	{Name: "warmpath.server.broadcast.messages", Unit: "{message}", Text: "Messages sent to watching clients.",
@@ -118,6 +121,7 @@ type tally struct {
 
 	registrationsExpired atomic.Int64
 	pollsFailed          atomic.Int64
+	unpublished          atomic.Int64 // what could not be sent to clients or other servers
 	sentBytes            atomic.Int64 // to watchers
 	sentMessages         atomic.Int64
 }

@@ -2,11 +2,13 @@ package server
 
 import (
 	"cmp"
+	"errors"
 	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/zeebo/xxh3"
+	"golang.org/x/time/rate"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/internal/cluster"
@@ -21,8 +23,9 @@ const (
 	joinTime = time.Second
 	// maxPeers bounds the servers of a cluster.
 	maxPeers = 64
-	// maxHeartbeats bounds the registrations of one update.
-	maxHeartbeats = 1000
+	// maxAnnounced bounds the bytes of descriptions that one interval publishes. The rest waits for the next one, so that
+	// no receiver's buffer overflows while a server joins.
+	maxAnnounced = 4 << 20
 	// maxOutcomes bounds the outcomes of one update.
 	maxOutcomes = 20_000
 )
@@ -32,6 +35,8 @@ const (
 type peers struct {
 	bus     cluster.Bus // nil = there is no cluster, and the rest is not used
 	log     *slog.Logger
+	tally   *tally
+	refused rate.Sometimes // when messages that are too large are logged
 	subject string
 	origin  string
 	epoch   string
@@ -44,15 +49,15 @@ type peers struct {
 	moved   bool // the followers changed since the last interval
 
 	// What is published next.
-	sequence   uint64
-	last       time.Time           // when something was published
-	asked      bool                // a peer needs a snapshot
-	lines      map[uint32]peerLine // the load as published, of the replicas whose names are
-	outcomes   []*warmpathv1.PeerOutcomes
-	homes      *warmpathv1.HomeUpdate // nil = they are as published
-	heartbeats []*warmpathv1.RegisterRequest
-	routes     router.RouteLog
-	index      uint64 // version that is published
+	sequence uint64
+	last     time.Time           // when something was published
+	asked    bool                // a peer needs a snapshot
+	lines    map[uint32]peerLine // the load as published, of the replicas whose names are
+	outcomes []*warmpathv1.PeerOutcomes
+	homes    *warmpathv1.HomeUpdate // nil = they are as published
+	beats    map[string]bool        // ids of the replicas that registered or left, and are to be published
+	routes   router.RouteLog
+	index    uint64 // version that is published
 
 	sentBytes, receivedBytes, gaps uint64
 }
@@ -80,6 +85,7 @@ type peerServer struct {
 	since    time.Time         // when it was met
 	counts   bool              // as a follower
 	at       time.Time         // of its last update
+	missing  map[string]bool   // replicas whose heartbeats had no description here, and led to a request for a snapshot
 	ids      map[uint32]string // replicas by its numbers
 	has      map[string]bool   // those that it has had, by id
 	lines    map[string]peerLine
@@ -130,7 +136,7 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *pee
 func (p *peers) meet(u *warmpathv1.PeerUpdate, now time.Time) *peerServer {
 	x := &peerServer{
 		origin: u.GetOrigin(), epoch: u.GetEpoch(), ids: make(map[uint32]string), has: make(map[string]bool),
-		lines: make(map[string]peerLine),
+		lines: make(map[string]peerLine), missing: make(map[string]bool),
 	}
 	x.synced = u.GetSequence() == 1
 	x.since, x.asked = now, now // it sends a snapshot by itself
@@ -256,11 +262,13 @@ func (p *peers) damped(order []*member) []routerload.Peer {
 }
 
 // publish sends what has changed since the last time, and a snapshot if a peer needs one. lines is the load of now;
-// changes are those of the caches that this server follows; whole returns the caches and registrations of a snapshot.
+// changes are those of the caches that this server follows; whole returns the caches and ejections of a snapshot. The
+// registrations of a snapshot follow it, as all do: some in each interval.
 func (p *peers) publish(
-	now time.Time, of *roster, lines map[uint32]peerLine, changes []*warmpathv1.PeerUpdate,
+	now time.Time, from *sources, lines map[uint32]peerLine, changes []*warmpathv1.PeerUpdate,
 	whole func() []*warmpathv1.PeerUpdate,
 ) {
+	of := from.roster
 	u := &warmpathv1.PeerUpdate{Outcomes: p.outcomes, Homes: p.homes, Config: p.config}
 	for _, x := range p.known {
 		if (x.lacks || !x.synced) && now.Sub(x.asked) >= joinTime {
@@ -270,13 +278,12 @@ func (p *peers) publish(
 	}
 	p.load(u, of.order, lines)
 	u.Routes = numbered(p.routes.Take(), of)
-	beats := p.heartbeats
-	p.outcomes, p.homes, p.heartbeats = nil, nil, nil
+	p.outcomes, p.homes = nil, nil
 	news := len(u.Wants) + len(u.Named) + len(u.GetLoads().GetReplicas()) + len(u.Outcomes) + len(u.Routes)
-	if news+len(beats)+len(changes) > 0 || u.Homes != nil || now.Sub(p.last) >= aliveInterval {
+	if news+len(p.beats)+len(changes) > 0 || u.Homes != nil || now.Sub(p.last) >= aliveInterval {
 		p.send(u, now)
 	}
-	for _, u := range append(beatsOf(beats), changes...) {
+	for _, u := range changes {
 		p.send(u, now)
 	}
 	if p.asked {
@@ -288,8 +295,68 @@ func (p *peers) publish(
 			u.Snapshot = warmpathv1.SnapshotPart_SNAPSHOT_PART_NEXT
 			p.send(u, now)
 		}
+		p.announce(from)
 	}
 	p.asked = false
+	if u := p.beating(from, now); u != nil {
+		p.send(u, now)
+	}
+}
+
+// announce has the descriptions of all replicas that registered here published again.
+func (p *peers) announce(from *sources) {
+	for id, r := range from.registered {
+		if !r.elsewhere {
+			r.announced = false
+			p.beats[id] = true
+		}
+	}
+}
+
+// beating is the heartbeats that are to be published, nil for none: with the description if the others do not have it.
+// Descriptions beyond maxAnnounced wait.
+func (p *peers) beating(from *sources, now time.Time) *warmpathv1.PeerUpdate {
+	if len(p.beats) == 0 {
+		return nil
+	}
+	u, room := new(warmpathv1.PeerUpdate), maxAnnounced
+	for id := range p.beats {
+		r := from.registered[id]
+		h := &warmpathv1.PeerHeartbeat{Id: id, Leaving: r == nil}
+		if r != nil {
+			h.LeaseMs = uint32(max(r.until.Sub(now).Milliseconds(), 1))
+			if l := r.load; !l.at.IsZero() && l.ongoing >= 0 {
+				h.Ongoing = proto.Uint32(uint32(l.ongoing))
+			}
+			if l := r.load; !l.at.IsZero() && l.tokens >= 0 {
+				h.QueuedTokens = proto.Uint64(uint64(l.tokens))
+			}
+		}
+		switch {
+		case r == nil || r.announced:
+			u.Heartbeats = append(u.Heartbeats, h)
+		case room <= 0:
+			continue // it stays
+		default:
+			room -= proto.Size(r.message)
+			r.announced = true
+			u.Registrations = append(u.Registrations, &warmpathv1.RegisterRequest{
+				Replica: r.message, LeaseMs: h.LeaseMs, Ongoing: h.Ongoing, QueuedTokens: h.QueuedTokens,
+			})
+		}
+		delete(p.beats, id)
+	}
+	return u
+}
+
+// lacking requests a snapshot of a peer whose heartbeats name replicas without a description here, once for each
+// replica: one that is refused here would be requested for ever.
+func (x *peerServer) lacking(missing []string) {
+	for _, id := range missing {
+		if !x.missing[id] && len(x.missing) < maxRegistered {
+			x.missing[id], x.lacks = true, true
+		}
+	}
 }
 
 // load adds the lines that have changed, with the names of their replicas.
@@ -326,14 +393,6 @@ func numbered(all []router.Route, of *roster) (routes []*warmpathv1.Route) {
 	return routes
 }
 
-// beatsOf are heartbeats in updates of bounded size.
-func beatsOf(all []*warmpathv1.RegisterRequest) (updates []*warmpathv1.PeerUpdate) {
-	for some := range slices.Chunk(all, maxHeartbeats) {
-		updates = append(updates, &warmpathv1.PeerUpdate{Registrations: some})
-	}
-	return updates
-}
-
 // leave has the other servers take out what this one has published.
 func (p *peers) leave(now time.Time) {
 	if p.bus != nil {
@@ -341,17 +400,29 @@ func (p *peers) leave(now time.Time) {
 	}
 }
 
+// send publishes an update, in parts of bounded size.
 func (p *peers) send(u *warmpathv1.PeerUpdate, now time.Time) {
-	p.sequence++
-	u.Origin, u.Epoch, u.Sequence = p.origin, p.epoch, p.sequence
-	data, err := proto.Marshal(u)
-	if err != nil { // cannot happen: the strings were received as UTF-8
-		p.log.Error("warmpath: an update for the other servers cannot be encoded", "error", err)
-		return
-	}
 	p.last = now
-	p.sentBytes += uint64(len(data))
-	p.bus.Publish(p.subject, data)
+	for i, part := range packed(u) {
+		if i > 0 && part.Snapshot == warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST {
+			part.Snapshot = warmpathv1.SnapshotPart_SNAPSHOT_PART_NEXT
+		}
+		part.Origin, part.Epoch, part.Sequence = p.origin, p.epoch, p.sequence+1
+		data, err := proto.Marshal(part)
+		if err == nil {
+			err = p.bus.Publish(p.subject, data)
+		}
+		if err == nil || !errors.Is(err, cluster.ErrTooLarge) { // a gap in the sequence has a snapshot requested
+			p.sequence++
+			p.sentBytes += uint64(len(data))
+		}
+		if err != nil {
+			p.tally.unpublished.Add(1)
+			p.refused.Do(func() {
+				p.log.Warn("warmpath: an update is not sent to the other servers", "error", err)
+			})
+		}
+	}
 }
 
 // status is what the status service reports; nil without a cluster.
@@ -375,10 +446,10 @@ func (p *peers) status(now time.Time) *warmpathv1.ClusterStatus {
 	return a
 }
 
-// registered notes a heartbeat that was received here, and whether it was refused.
-func (p *peers) registered(r *warmpathv1.RegisterRequest, refused error) {
-	if p.bus != nil && refused == nil && len(p.heartbeats) < maxRegistered {
-		p.heartbeats = append(p.heartbeats, r)
+// registered notes that a replica registered here, or left.
+func (p *peers) registered(id string) {
+	if p.bus != nil && len(p.beats) < 2*maxRegistered {
+		p.beats[id] = true
 	}
 }
 

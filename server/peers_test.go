@@ -6,10 +6,12 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
@@ -44,7 +46,14 @@ func (w *wire) end() *wireEnd {
 	return e
 }
 
-func (e *wireEnd) Publish(_ string, data []byte) { e.unsent = append(e.unsent, sentOn{e, data}) }
+// Publish takes messages of up to 1 MiB, as NATS does.
+func (e *wireEnd) Publish(_ string, data []byte) error {
+	if len(data) > 1<<20 {
+		return cluster.ErrTooLarge
+	}
+	e.unsent = append(e.unsent, sentOn{e, data})
+	return nil
+}
 
 func (e *wireEnd) Subscribe(_ string, take func([]byte)) (func(), error) {
 	e.take = take
@@ -275,7 +284,7 @@ func TestClusterSnapshot(t *testing.T) {
 		m, err := decodeReplica(leave.GetReplica())
 		require.NoError(t, err)
 		_, changed, err = x.register(leave, m)
-		c.servers[0].peers.registered(leave, err)
+		c.servers[0].peers.registered(m.ID)
 		return changed
 	})
 	c.ticks(1)
@@ -283,15 +292,156 @@ func TestClusterSnapshot(t *testing.T) {
 }
 
 func register(t testing.TB, d *deployment, address string) {
-	r := &warmpathv1.RegisterRequest{Replica: &warmpathv1.Replica{Address: address}}
-	m, err := decodeReplica(r.GetReplica())
-	require.NoError(t, err)
+	registers(t, d, &warmpathv1.Replica{Address: address})
+}
+
+// registers sends a server the heartbeats of replicas.
+func registers(t testing.TB, d *deployment, all ...*warmpathv1.Replica) {
 	d.update(func(x *sources) (changed bool) {
-		_, changed, err = x.register(r, m)
-		d.peers.registered(r, err)
+		for _, r := range all {
+			m, err := decodeReplica(r)
+			require.NoError(t, err)
+			_, moved, err := x.register(&warmpathv1.RegisterRequest{Replica: r}, m)
+			require.NoError(t, err)
+			d.peers.registered(m.ID)
+			changed = changed || moved
+		}
 		return changed
 	})
-	require.NoError(t, err)
+}
+
+// adapted are replicas with as many adapters as make their descriptions of a size.
+func adapted(n, size int) []*warmpathv1.Replica {
+	all := make([]*warmpathv1.Replica, n)
+	for i := range all {
+		all[i] = &warmpathv1.Replica{Id: fmt.Sprint("r", i), Address: fmt.Sprintf("10.%d.%d.%d:1", 1+i>>16, i>>8&255, i&255)}
+		for k := 0; proto.Size(all[i]) < size-210; k++ {
+			all[i].Adapters = append(all[i].Adapters, fmt.Sprintf("%0200d", k))
+		}
+	}
+	return all
+}
+
+// A server that joins knows all replicas, however large their descriptions are together, and from then on a heartbeat
+// costs a few bytes, and a change what the changed replica weighs.
+func TestClusterWithLargeDescriptions(t *testing.T) {
+	for _, of := range []struct{ replicas, size int }{{10_000, 4 << 10}, {100, 250_000}} {
+		t.Run(fmt.Sprint(of.replicas), func(t *testing.T) {
+			c := newCluster(t, 2, clustered)
+			c.ticks(25)
+			all := adapted(of.replicas, of.size)
+			registers(t, c.servers[0], all...)
+			known := func() int { return len(c.servers[1].roster.order) - 3 }
+			for i := 0; known() < of.replicas && i < 40; i++ {
+				c.tick(nothingLost)
+			}
+			require.Equal(t, of.replicas, known())
+			c.start(1)
+			require.Zero(t, known())
+			for i := 0; known() < of.replicas && i < 40; i++ {
+				c.tick(nothingLost)
+			}
+			require.Equal(t, of.replicas, known())
+			last := c.servers[1].roster.byID[all[of.replicas-1].GetId()]
+			require.Equal(t, all[of.replicas-1].GetAdapters(), last.Adapters)
+
+			c.ticks(20)
+			sent := func(heartbeats ...*warmpathv1.Replica) uint64 {
+				before := c.servers[0].peers.sentBytes
+				registers(t, c.servers[0], heartbeats...)
+				c.ticks(1)
+				return c.servers[0].peers.sentBytes - before
+			}
+			require.Less(t, sent(all[:100]...), uint64(100*100))
+			moved := proto.CloneOf(all[1])
+			moved.Draining = true
+			require.Less(t, sent(moved), uint64(of.size+5000))
+			require.True(t, c.servers[1].roster.byID[moved.GetId()].Draining)
+			for _, d := range c.servers {
+				require.Zero(t, d.clusterStatus().GetGaps())
+				require.Zero(t, d.describe(exactView).GetUnpublished())
+			}
+		})
+	}
+}
+
+// A server that has lost the description of a replica asks for it when the next heartbeat of the replica comes.
+func TestClusterAsksForAMissingDescription(t *testing.T) {
+	c := newCluster(t, 2, clustered)
+	c.ticks(25)
+	register(t, c.servers[0], "10.0.0.9:1")
+	c.ticks(1)
+	c.servers[1].update(func(x *sources) bool { clear(x.registered); return true })
+	require.NotContains(t, c.servers[1].roster.byID, "10.0.0.9:1")
+	register(t, c.servers[0], "10.0.0.9:1")
+	c.ticks(15)
+	require.Contains(t, c.servers[1].roster.byID, "10.0.0.9:1")
+}
+
+// An update that the bus does not take is counted, and the other updates arrive.
+func TestClusterCountsWhatIsTooLarge(t *testing.T) {
+	c := newCluster(t, 2, clustered)
+	c.ticks(25)
+	c.servers[0].peers.outcomes = append(c.servers[0].peers.outcomes, &warmpathv1.PeerOutcomes{
+		Principal: strings.Repeat("p", 2<<20), Outcomes: &warmpathv1.ReplicaOutcomes{Replica: 1},
+	})
+	c.client(0, "client").holds(t, 1, map[uint32]replicaLoad{1: {3, 700}})
+	c.ticks(2)
+	require.EqualValues(t, 1, c.servers[0].describe(exactView).GetUnpublished())
+	require.Zero(t, c.servers[1].clusterStatus().GetGaps())
+	require.Equal(t, map[string]replicaLoad{"a": {3, 700}}, shown(c.servers[1], exactView))
+}
+
+// What is packed is what was to be packed, in parts of bounded size.
+func TestPacked(t *testing.T) {
+	u := &warmpathv1.PeerUpdate{
+		Config: "c", Wants: []string{"w"}, Snapshot: warmpathv1.SnapshotPart_SNAPSHOT_PART_NEXT,
+		Homes: &warmpathv1.HomeUpdate{Version: 3, Replicas: []uint32{1}, Weights: []float32{2}},
+		Loads: new(warmpathv1.Loads),
+	}
+	for i := range 20_000 {
+		id := fmt.Sprintf("%0100d", i)
+		u.Named = append(u.Named, &warmpathv1.PeerReplica{Number: uint32(i), Id: id})
+		appendLoad(u.Loads, uint32(i), replicaLoad{int64(i), 1 << 30})
+		u.CachedTokens = append(u.CachedTokens, uint64(i))
+		u.Outcomes = append(u.Outcomes, &warmpathv1.PeerOutcomes{Principal: id, Outcomes: &warmpathv1.ReplicaOutcomes{Replica: uint32(i)}})
+		u.Routes = append(u.Routes, &warmpathv1.Route{Replica: uint32(i), Superblocks: []uint64{1, 2, 3, uint64(i)}})
+		u.Heartbeats = append(u.Heartbeats, &warmpathv1.PeerHeartbeat{Id: id})
+	}
+	for _, r := range adapted(20, 100_000) {
+		u.Registrations = append(u.Registrations, &warmpathv1.RegisterRequest{Replica: r})
+	}
+	hashes := make([]uint64, 200_000)
+	for i := range hashes {
+		hashes[i] = uint64(i)
+	}
+	u.Caches = []*warmpathv1.CacheChange{
+		{Replica: 1, Stored: hashes[:5]},
+		{Replica: 2, Rank: 1, Cleared: true, Removed: hashes, Stored: hashes},
+	}
+	whole, stored, removed, cleared := new(warmpathv1.PeerUpdate), []uint64(nil), []uint64(nil), 0
+	all := packed(proto.CloneOf(u))
+	require.Greater(t, len(all), 5)
+	for _, part := range all {
+		require.LessOrEqual(t, proto.Size(part), maxPart+1024)
+		require.Equal(t, u.GetSnapshot(), part.GetSnapshot())
+		for _, x := range part.GetCaches() {
+			if x.GetReplica() == 2 {
+				require.EqualValues(t, 1, x.GetRank())
+				if x.GetCleared() {
+					cleared++
+					require.Empty(t, append(removed, stored...), "clears first")
+				}
+				removed, stored = append(removed, x.GetRemoved()...), append(stored, x.GetStored()...)
+			}
+		}
+		proto.Merge(whole, part)
+	}
+	require.Equal(t, hashes, removed)
+	require.Equal(t, hashes, stored)
+	require.Equal(t, 1, cleared)
+	whole.Caches, u.Caches = nil, nil
+	require.True(t, proto.Equal(u, whole))
 }
 
 // A partitioned server goes on with what it has, and the others without it; when it is back, all agree again.

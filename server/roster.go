@@ -2,8 +2,11 @@ package server
 
 import (
 	"cmp"
+	"log/slog"
 	"maps"
 	"slices"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/admission"
@@ -28,12 +31,15 @@ type member struct {
 	*record
 	number  uint32
 	version uint64              // of the roster, when it joined or changed
-	message *warmpathv1.Replica // never written again
+	message *warmpathv1.Replica // never written again; nil = it is too large to be sent
+	size    int                 // of message, in bytes
 }
 
 // roster is the membership, with versions: a client that has one is sent the changes since. It is used with the
 // deployment's mutex held.
 type roster struct {
+	log     *slog.Logger
+	tally   *tally
 	version uint64
 	last    uint32    // the highest number so far
 	order   []*member // by number
@@ -71,7 +77,7 @@ func (r *roster) set(all []described) bool {
 			r.last++
 			m.number, m.record = r.last, new(record)
 		}
-		m.message = m.encode()
+		r.encode(m)
 		next[d.ID] = m
 	}
 	for _, m := range r.order {
@@ -100,34 +106,61 @@ func (r *roster) numbered(number uint32) *member {
 	return r.order[at]
 }
 
-// since returns the changes after a version; nil if there are none.
-func (r *roster) since(version uint64) *warmpathv1.FleetUpdate {
+// maxPart bounds the bytes of one message of several that belong together. A larger item has a message of its own.
+const maxPart = 512 << 10
+
+// since returns the changes after a version, in parts of bounded size that are applied together; nil if there are none.
+func (r *roster) since(version uint64) (parts []*warmpathv1.FleetUpdate) {
 	if version == r.version && version != 0 {
 		return nil
 	}
-	u := &warmpathv1.FleetUpdate{Version: r.version}
-	u.Snapshot = version == 0 || version > r.version || version < r.forgot
-	if u.Snapshot {
+	snapshot := version == 0 || version > r.version || version < r.forgot
+	if snapshot {
 		version = 0
 	}
-	for _, m := range r.order {
-		if m.version > version {
-			u.Replicas = append(u.Replicas, m.message)
-		}
-	}
+	u := &warmpathv1.FleetUpdate{Version: r.version, Snapshot: snapshot}
 	for _, d := range r.left {
-		if !u.Snapshot && d.version > version {
+		if !snapshot && d.version > version {
 			u.Removed = append(u.Removed, d.number)
 		}
 	}
-	return u
+	size := 0
+	for _, m := range r.order {
+		switch {
+		case m.version <= version:
+			continue
+		case m.message == nil: // clients must not go on with what it was before
+			if !snapshot {
+				u.Removed = append(u.Removed, m.number)
+			}
+			continue
+		case size > 0 && size+m.size > maxPart:
+			u.More = true
+			parts = append(parts, u)
+			u, size = &warmpathv1.FleetUpdate{Version: r.version, Snapshot: snapshot}, 0
+		}
+		size += m.size
+		u.Replicas = append(u.Replicas, m.message)
+	}
+	return append(parts, u)
 }
 
-func (m *member) encode() *warmpathv1.Replica {
+// encode makes the message of a member. A replica of a file or a target may have a description that is larger than
+// clients receive.
+func (r *roster) encode(m *member) {
 	p := admission.Message(m.Attributes)
 	p.Number, p.KvTokens, p.KvEvents, p.KvEventsReplay = m.number, uint64(max(m.KVTokens, 0)), "", ""
-	return p
+	if m.size = proto.Size(p); m.size <= maxDescription {
+		m.message = p
+		return
+	}
+	r.tally.unpublished.Add(1)
+	r.log.Warn("warmpath: the description of a replica is too large to be sent to clients, which do not use the replica: "+
+		"declare fewer models and adapters", "replica", m.ID, "bytes", m.size, "most", maxDescription)
 }
+
+// maxDescription bounds the description of a replica that clients are sent, in bytes.
+const maxDescription = 4 << 20
 
 // has reports whether a number is that of a member.
 func (r *roster) has(number uint32) bool { return r.numbered(number) != nil }

@@ -13,23 +13,25 @@ import (
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
-// apply applies an update as a client does.
-func apply(known map[uint32]*warmpathv1.Replica, u *warmpathv1.FleetUpdate) {
-	if u.GetSnapshot() {
+// apply applies the parts of an update as a client does.
+func apply(known map[uint32]*warmpathv1.Replica, parts ...*warmpathv1.FleetUpdate) {
+	if len(parts) > 0 && parts[0].GetSnapshot() {
 		clear(known)
 	}
-	for _, r := range u.GetReplicas() {
-		known[r.GetNumber()] = r
-	}
-	for _, n := range u.GetRemoved() {
-		delete(known, n)
+	for _, u := range parts {
+		for _, n := range u.GetRemoved() {
+			delete(known, n)
+		}
+		for _, r := range u.GetReplicas() {
+			known[r.GetNumber()] = r
+		}
 	}
 }
 
 // A client that applies the updates since any version has the fleet.
 func TestRosterUpdatesFromAnyVersion(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	var r roster
+	r := roster{log: discard, tally: new(tally)}
 	history := []map[uint32]*warmpathv1.Replica{{}} // by version
 	for range 600 {
 		var next []described
@@ -53,13 +55,13 @@ func TestRosterUpdatesFromAnyVersion(t *testing.T) {
 		for range 3 {
 			from := rng.IntN(len(history))
 			known := maps.Clone(history[from])
-			apply(known, r.since(uint64(from)))
+			apply(known, r.since(uint64(from))...)
 			require.Equal(t, now, known, "from %d", from)
 		}
 	}
 	require.Nil(t, r.since(r.version))
-	require.True(t, r.since(r.version+1).GetSnapshot(), "a version of another incarnation")
+	require.True(t, r.since(r.version + 1)[0].GetSnapshot(), "a version of another incarnation")
 	require.LessOrEqual(t, len(r.left), maxDepartures)
 	require.Positive(t, r.forgot)
-	require.True(t, r.since(r.forgot-1).GetSnapshot())
+	require.True(t, r.since(r.forgot - 1)[0].GetSnapshot())
 }

@@ -44,8 +44,9 @@ type registration struct {
 	described
 	load      ownLoad
 	until     time.Time
-	request   *warmpathv1.RegisterRequest // as received
-	elsewhere bool                        // by another server of the cluster
+	message   *warmpathv1.Replica // as received
+	elsewhere bool                // by another server of the cluster
+	announced bool                // the other servers have the description
 }
 
 // configure puts another config into force.
@@ -88,25 +89,15 @@ func (x *sources) register(
 		return nil, false, status.Errorf(codes.ResourceExhausted,
 			"deployment %s has %d registered replicas, which are all that it takes", x.deployment, maxRegistered)
 	}
-	lease := registerLease
-	if asked := time.Duration(r.GetLeaseMs()) * time.Millisecond; asked > 0 {
-		lease = min(asked, maxRegisterLease)
+	next := &registration{described: m, message: r.GetReplica()}
+	if was != nil && was.equal(&m) { // one description in memory, not one a heartbeat
+		next.described, next.message, next.announced = was.described, was.message, was.announced
 	}
-	now := x.now()
-	next := &registration{described: m, load: ownLoad{replicaLoad: replicaLoad{-1, -1}}, until: now.Add(lease), request: r}
-	if r.Ongoing != nil {
-		next.load.ongoing, next.load.at = int64(min(r.GetOngoing(), maxOngoing)), now
-	}
-	if r.QueuedTokens != nil {
-		next.load.tokens, next.load.at = int64(min(r.GetQueuedTokens(), maxTokens)), now
-	}
+	lease := x.renew(next, r.GetLeaseMs(), r.Ongoing, r.QueuedTokens)
 	if x.registered == nil {
 		x.registered = make(map[string]*registration)
 	}
 	x.registered[m.ID] = next
-	if known := x.roster.byID[m.ID]; known != nil {
-		known.health = healthChecks{}
-	}
 	changed = was == nil || was.Draining != m.Draining || was.Instance != m.Instance
 	x.stirred = x.stirred || !changed && !was.equal(&next.described)
 	heartbeat := min(lease, staleAfter) / 3
@@ -114,8 +105,28 @@ func (x *sources) register(
 	return a, changed, nil
 }
 
-// registeredElsewhere applies heartbeats that another server received, and reports whether they change the fleet at
-// once.
+// renew enters the lease and the load of a heartbeat, and returns the lease. A figure that is nil is not reported.
+func (x *sources) renew(to *registration, leaseMs uint32, ongoing *uint32, tokens *uint64) (lease time.Duration) {
+	lease = registerLease
+	if asked := time.Duration(leaseMs) * time.Millisecond; asked > 0 {
+		lease = min(asked, maxRegisterLease)
+	}
+	now := x.now()
+	to.until, to.load = now.Add(lease), ownLoad{replicaLoad: replicaLoad{-1, -1}}
+	if ongoing != nil {
+		to.load.ongoing, to.load.at = int64(min(*ongoing, maxOngoing)), now
+	}
+	if tokens != nil {
+		to.load.tokens, to.load.at = int64(min(*tokens, maxTokens)), now
+	}
+	if known := x.roster.byID[to.ID]; known != nil {
+		known.health = healthChecks{}
+	}
+	return lease
+}
+
+// registeredElsewhere applies registrations that another server received, and reports whether they change the fleet
+// at once.
 func (x *sources) registeredElsewhere(all []*warmpathv1.RegisterRequest) (changed bool) {
 	for _, r := range all {
 		m, err := decodeReplica(r.GetReplica())
@@ -123,24 +134,31 @@ func (x *sources) registeredElsewhere(all []*warmpathv1.RegisterRequest) (change
 			continue
 		}
 		_, moves, err := x.register(r, m)
-		if own := x.registered[m.ID]; own != nil {
-			own.elsewhere = err == nil
+		if own := x.registered[m.ID]; own != nil && err == nil {
+			own.elsewhere, own.announced = true, true
 		}
 		changed = changed || moves
 	}
 	return changed
 }
 
-// heartbeats are those of the replicas that registered here, with what is left of their leases.
-func (x *sources) heartbeats(now time.Time) (all []*warmpathv1.RegisterRequest) {
-	for _, r := range x.registered {
-		if left := r.until.Sub(now).Milliseconds(); !r.elsewhere && left > 0 {
-			beat := proto.CloneOf(r.request)
-			beat.LeaseMs = uint32(left)
-			all = append(all, beat)
+// renewedElsewhere applies heartbeats that another server received. It reports whether replicas left, and the ids of
+// replicas whose description is missing here.
+func (x *sources) renewedElsewhere(all []*warmpathv1.PeerHeartbeat) (changed bool, missing []string) {
+	for _, h := range all {
+		switch own := x.registered[h.GetId()]; {
+		case own == nil && h.GetLeaving():
+		case own == nil:
+			missing = append(missing, h.GetId())
+		case h.GetLeaving():
+			delete(x.registered, h.GetId())
+			changed = true
+		default:
+			x.renew(own, h.GetLeaseMs(), h.Ongoing, h.QueuedTokens)
+			own.elsewhere = true
 		}
 	}
-	return all
+	return changed, missing
 }
 
 // expire removes the registrations whose lease has ended, and returns how many. stirred: the members are to be merged
@@ -240,8 +258,9 @@ func (s services) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (
 	var a *warmpathv1.RegisterResponse
 	d.update(func(x *sources) (changed bool) {
 		if err = checkEvents(&m, host, x.config.RegisterEventHosts); err == nil {
-			a, changed, err = x.register(r, m)
-			d.peers.registered(r, err)
+			if a, changed, err = x.register(r, m); err == nil {
+				d.peers.registered(m.ID)
+			}
 		}
 		return changed
 	})

@@ -58,6 +58,7 @@ func (d *deployment) describe(view int) *warmpathv1.DeploymentStatus {
 		Queued:               uint32(h.router.Queued()),
 		Index:                h.indexStatus(),
 		BroadcastBytes:       uint64(d.tally.sentBytes.Load()), BroadcastMessages: uint64(d.tally.sentMessages.Load()),
+		Unpublished: uint64(d.tally.unpublished.Load()),
 	}
 	a.CachedTokens, a.Shadow = d.tally.caches(h.config.ShadowPolicy.Name)
 	a.Cluster = d.clusterStatus()

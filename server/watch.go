@@ -242,13 +242,19 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 	defer d.mu.Unlock()
 	wake = d.wake.wait()
 	m := &warmpathv1.WatchReplicasResponse{Incarnation: w.incarnation}
-	if !w.greeted || w.fleet != d.roster.version {
-		m.Fleet = d.roster.since(w.fleet)
-	}
 	if w.config != d.pushed.Version {
 		m.Config = d.pushed
 	}
 	all = append(all, m)
+	if !w.greeted || w.fleet != d.roster.version {
+		for i, part := range d.roster.since(w.fleet) {
+			if i > 0 {
+				m = new(warmpathv1.WatchReplicasResponse)
+				all = append(all, m)
+			}
+			m.Fleet = part
+		}
+	}
 	x, reads := d.hosted.Load().index, w.index && w.principal.trusted()
 	var caches []*warmpathv1.IndexUpdate
 	if x != nil && reads {

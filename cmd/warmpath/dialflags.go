@@ -47,7 +47,10 @@ func (d *dialFlags) dial(server string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts := []grpc.DialOption{grpc.WithTransportCredentials(transport)}
+	const largest = 64 << 20 // bytes of a state with 10,000 replicas and their faults
+	opts := []grpc.DialOption{
+		grpc.WithTransportCredentials(transport), grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(largest)),
+	}
 	if d.tokenFile != "" {
 		t, err := d.token(server)
 		if err != nil {

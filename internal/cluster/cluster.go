@@ -82,8 +82,8 @@ func (c *Config) Validate() error {
 // A Bus carries messages between the servers of a cluster. Safe for use by many goroutines.
 type Bus interface {
 	// Publish sends a message to all that subscribe to the subject. It does not wait, and the message may be lost;
-	// messages of one sender keep their order.
-	Publish(subject string, message []byte)
+	// messages of one sender keep their order. The error is [ErrTooLarge] if the bus never takes a message of this size.
+	Publish(subject string, message []byte) error
 	// Subscribe calls take with each message of a subject, one after the other, until stop is called, which waits.
 	Subscribe(subject string, take func(message []byte)) (stop func(), err error)
 	// Store is a store that the servers share.
@@ -96,6 +96,9 @@ type Bus interface {
 
 // Open opens the bus of a config that has one. A module sets it when it is linked; nil = none is.
 var Open func(Config, *slog.Logger) (Bus, error)
+
+// ErrTooLarge is the error of a message that is larger than the bus takes.
+var ErrTooLarge = errors.New("the message is larger than the bus takes")
 
 // ErrNotLinked is the error of a config whose bus is not linked.
 var ErrNotLinked = errors.New(`nats: it is not linked: import _ "github.com/warmpath/warmpath/server/nats"`)

@@ -19,6 +19,8 @@ type members struct {
 	named map[uint32]replica
 	kept  map[string]replica // by id; not named
 	known bool               // anything at all
+
+	parts *warmpathv1.FleetUpdate // the parts of an update whose last one is still to come; nil = none
 }
 
 // A replica is one as the server describes it.
@@ -55,12 +57,30 @@ func (m *members) restart() {
 
 // begin is for a server's first message: from here on the grace of the replicas that it does not name runs.
 func (m *members) begin(end time.Time) {
+	m.parts = nil
 	for id, k := range m.kept {
 		if k.until.After(end) {
 			k.until = end
 			m.kept[id] = k
 		}
 	}
+}
+
+// gather returns an update once all of its parts have come, else nil.
+func (m *members) gather(u *warmpathv1.FleetUpdate) *warmpathv1.FleetUpdate {
+	if m.parts == nil {
+		m.parts = &warmpathv1.FleetUpdate{Version: u.GetVersion(), Snapshot: u.GetSnapshot()}
+	}
+	if len(m.parts.GetReplicas()) <= maxReplicas { // take passes over what is beyond
+		m.parts.Replicas = append(m.parts.Replicas, u.GetReplicas()...)
+		m.parts.Removed = append(m.parts.Removed, u.GetRemoved()...)
+	}
+	if u.GetMore() {
+		return nil
+	}
+	whole := m.parts
+	m.parts = nil
+	return whole
 }
 
 // take enters an update. It returns the numbers that have left, and an error where replicas were passed over.

@@ -272,7 +272,9 @@ func (v *view) takeMembers(m *warmpathv1.WatchReplicasResponse, first bool, now 
 		v.config, v.adopted.ConfigVersion = c.GetServiceConfig(), c.GetVersion()
 	}
 	if u := m.GetFleet(); u != nil {
-		v.takeFleet(u)
+		if u = v.members.gather(u); u != nil {
+			v.takeFleet(u)
+		}
 	}
 	v.settle(now)
 }

@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	natsserver "github.com/nats-io/nats-server/v2/server"
@@ -32,8 +33,8 @@ const (
 	startTime = 10 * time.Second
 	// pingInterval is how often a connection is checked; two that are not answered end it.
 	pingInterval = time.Second
-	// maxUnsent bounds the messages that wait to be sent; more are dropped.
-	maxUnsent = 4096
+	// maxUnsent and maxUnsentBytes bound the messages that wait to be sent. More are dropped.
+	maxUnsent, maxUnsentBytes = 4096, 64 << 20
 	// closeTime is how long Close waits for what is not sent yet.
 	closeTime = time.Second
 	// user and operator are the users of the embedded NATS.
@@ -50,6 +51,7 @@ type bus struct {
 	copies   int                // of what the store has
 	log      *slog.Logger
 	unsent   chan message
+	waiting  atomic.Int64  // bytes in unsent
 	ended    chan struct{} // closed when all is sent
 	operator *nats.Conn    // of the embedded one's system account; nil = it runs elsewhere
 	cause    string        // why NATS cannot be reached; of the callbacks, which one goroutine calls
@@ -181,16 +183,30 @@ func (b *bus) send() {
 	defer close(b.ended)
 	for m := range b.unsent {
 		_ = b.conn.Publish(m.subject, m.data) // an error is a message lost
+		b.waiting.Add(-int64(len(m.data)))
 	}
 }
 
 // Publish implements [cluster.Bus].
-func (b *bus) Publish(subject string, data []byte) {
+func (b *bus) Publish(subject string, data []byte) error {
+	if most := b.conn.MaxPayload(); most > 0 && int64(len(data)) > most { // 0 = NATS was not reached yet
+		return fmt.Errorf("%w: %d bytes, and max_payload of NATS is %d", cluster.ErrTooLarge, len(data), most)
+	}
+	if b.waiting.Add(int64(len(data))) > maxUnsentBytes {
+		b.waiting.Add(-int64(len(data)))
+		return errUnsent
+	}
 	select {
 	case b.unsent <- message{subject, data}:
+		return nil
 	default:
+		b.waiting.Add(-int64(len(data)))
+		return errUnsent
 	}
 }
+
+// errUnsent is the error of a message that is dropped because NATS takes messages too slowly.
+var errUnsent = errors.New("too many messages wait to be sent to NATS")
 
 // Subscribe implements [cluster.Bus].
 func (b *bus) Subscribe(subject string, take func([]byte)) (stop func(), err error) {

@@ -76,7 +76,7 @@ func (SnapshotPart) EnumDescriptor() ([]byte, []int) {
 
 // PeerUpdate is what one server of a cluster publishes to the others of one deployment: the changes of what it has first
 // hand, from its clients, its replicas and its own picks, since the update before. What it has from other servers is
-// not part of it.
+// not part of it. Large changes are several updates of bounded size.
 type PeerUpdate struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the server for operators: host and address.
@@ -105,10 +105,12 @@ type PeerUpdate struct {
 	Routes []*Route `protobuf:"bytes,12,rep,name=routes,proto3" json:"routes,omitempty"`
 	// What the caches of replicas gained and lost whose KV events the sender follows.
 	Caches []*CacheChange `protobuf:"bytes,13,rep,name=caches,proto3" json:"caches,omitempty"`
-	// Heartbeats of replicas.
+	// Replicas that registered, when their descriptions are new to the others. Heartbeats without news are in heartbeats.
 	Registrations []*RegisterRequest `protobuf:"bytes,14,rep,name=registrations,proto3" json:"registrations,omitempty"`
 	// The weights of the homes: where this server has changed them, and in snapshots.
-	Homes         *HomeUpdate `protobuf:"bytes,15,opt,name=homes,proto3" json:"homes,omitempty"`
+	Homes *HomeUpdate `protobuf:"bytes,15,opt,name=homes,proto3" json:"homes,omitempty"`
+	// Replicas that renewed their registration or left. The receiver applies them before registrations.
+	Heartbeats    []*PeerHeartbeat `protobuf:"bytes,16,rep,name=heartbeats,proto3" json:"heartbeats,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -248,6 +250,95 @@ func (x *PeerUpdate) GetHomes() *HomeUpdate {
 	return nil
 }
 
+func (x *PeerUpdate) GetHeartbeats() []*PeerHeartbeat {
+	if x != nil {
+		return x.Heartbeats
+	}
+	return nil
+}
+
+// PeerHeartbeat renews or ends the registration of one replica. A receiver without the replica's description requests a
+// snapshot.
+type PeerHeartbeat struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the replica.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// What is left of the lease, in milliseconds.
+	LeaseMs uint32 `protobuf:"varint,2,opt,name=lease_ms,json=leaseMs,proto3" json:"lease_ms,omitempty"`
+	// As in RegisterRequest.
+	Ongoing      *uint32 `protobuf:"varint,3,opt,name=ongoing,proto3,oneof" json:"ongoing,omitempty"`
+	QueuedTokens *uint64 `protobuf:"varint,4,opt,name=queued_tokens,json=queuedTokens,proto3,oneof" json:"queued_tokens,omitempty"`
+	// The replica has left.
+	Leaving       bool `protobuf:"varint,5,opt,name=leaving,proto3" json:"leaving,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerHeartbeat) Reset() {
+	*x = PeerHeartbeat{}
+	mi := &file_warmpath_v1_cluster_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerHeartbeat) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerHeartbeat) ProtoMessage() {}
+
+func (x *PeerHeartbeat) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_cluster_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerHeartbeat.ProtoReflect.Descriptor instead.
+func (*PeerHeartbeat) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_cluster_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *PeerHeartbeat) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *PeerHeartbeat) GetLeaseMs() uint32 {
+	if x != nil {
+		return x.LeaseMs
+	}
+	return 0
+}
+
+func (x *PeerHeartbeat) GetOngoing() uint32 {
+	if x != nil && x.Ongoing != nil {
+		return *x.Ongoing
+	}
+	return 0
+}
+
+func (x *PeerHeartbeat) GetQueuedTokens() uint64 {
+	if x != nil && x.QueuedTokens != nil {
+		return *x.QueuedTokens
+	}
+	return 0
+}
+
+func (x *PeerHeartbeat) GetLeaving() bool {
+	if x != nil {
+		return x.Leaving
+	}
+	return false
+}
+
 // PeerReplica is the id of a replica in the sender's numbers.
 type PeerReplica struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -259,7 +350,7 @@ type PeerReplica struct {
 
 func (x *PeerReplica) Reset() {
 	*x = PeerReplica{}
-	mi := &file_warmpath_v1_cluster_proto_msgTypes[1]
+	mi := &file_warmpath_v1_cluster_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -271,7 +362,7 @@ func (x *PeerReplica) String() string {
 func (*PeerReplica) ProtoMessage() {}
 
 func (x *PeerReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_cluster_proto_msgTypes[1]
+	mi := &file_warmpath_v1_cluster_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -284,7 +375,7 @@ func (x *PeerReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerReplica.ProtoReflect.Descriptor instead.
 func (*PeerReplica) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_cluster_proto_rawDescGZIP(), []int{1}
+	return file_warmpath_v1_cluster_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *PeerReplica) GetNumber() uint32 {
@@ -315,7 +406,7 @@ type PeerOutcomes struct {
 
 func (x *PeerOutcomes) Reset() {
 	*x = PeerOutcomes{}
-	mi := &file_warmpath_v1_cluster_proto_msgTypes[2]
+	mi := &file_warmpath_v1_cluster_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -327,7 +418,7 @@ func (x *PeerOutcomes) String() string {
 func (*PeerOutcomes) ProtoMessage() {}
 
 func (x *PeerOutcomes) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_cluster_proto_msgTypes[2]
+	mi := &file_warmpath_v1_cluster_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -340,7 +431,7 @@ func (x *PeerOutcomes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerOutcomes.ProtoReflect.Descriptor instead.
 func (*PeerOutcomes) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_cluster_proto_rawDescGZIP(), []int{2}
+	return file_warmpath_v1_cluster_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *PeerOutcomes) GetPrincipal() string {
@@ -368,7 +459,7 @@ var File_warmpath_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_warmpath_v1_cluster_proto_rawDesc = "" +
 	"\n" +
-	"\x19warmpath/v1/cluster.proto\x12\vwarmpath.v1\x1a\x19warmpath/v1/routing.proto\"\xdc\x04\n" +
+	"\x19warmpath/v1/cluster.proto\x12\vwarmpath.v1\x1a\x19warmpath/v1/routing.proto\"\x98\x05\n" +
 	"\n" +
 	"PeerUpdate\x12\x16\n" +
 	"\x06origin\x18\x01 \x01(\tR\x06origin\x12\x14\n" +
@@ -386,7 +477,19 @@ const file_warmpath_v1_cluster_proto_rawDesc = "" +
 	"\x06routes\x18\f \x03(\v2\x12.warmpath.v1.RouteR\x06routes\x120\n" +
 	"\x06caches\x18\r \x03(\v2\x18.warmpath.v1.CacheChangeR\x06caches\x12B\n" +
 	"\rregistrations\x18\x0e \x03(\v2\x1c.warmpath.v1.RegisterRequestR\rregistrations\x12-\n" +
-	"\x05homes\x18\x0f \x01(\v2\x17.warmpath.v1.HomeUpdateR\x05homes\"5\n" +
+	"\x05homes\x18\x0f \x01(\v2\x17.warmpath.v1.HomeUpdateR\x05homes\x12:\n" +
+	"\n" +
+	"heartbeats\x18\x10 \x03(\v2\x1a.warmpath.v1.PeerHeartbeatR\n" +
+	"heartbeats\"\xbb\x01\n" +
+	"\rPeerHeartbeat\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x19\n" +
+	"\blease_ms\x18\x02 \x01(\rR\aleaseMs\x12\x1d\n" +
+	"\aongoing\x18\x03 \x01(\rH\x00R\aongoing\x88\x01\x01\x12(\n" +
+	"\rqueued_tokens\x18\x04 \x01(\x04H\x01R\fqueuedTokens\x88\x01\x01\x12\x18\n" +
+	"\aleaving\x18\x05 \x01(\bR\aleavingB\n" +
+	"\n" +
+	"\b_ongoingB\x10\n" +
+	"\x0e_queued_tokens\"5\n" +
 	"\vPeerReplica\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\"|\n" +
@@ -412,34 +515,36 @@ func file_warmpath_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_warmpath_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_warmpath_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
+var file_warmpath_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_warmpath_v1_cluster_proto_goTypes = []any{
 	(SnapshotPart)(0),       // 0: warmpath.v1.SnapshotPart
 	(*PeerUpdate)(nil),      // 1: warmpath.v1.PeerUpdate
-	(*PeerReplica)(nil),     // 2: warmpath.v1.PeerReplica
-	(*PeerOutcomes)(nil),    // 3: warmpath.v1.PeerOutcomes
-	(*Loads)(nil),           // 4: warmpath.v1.Loads
-	(*Route)(nil),           // 5: warmpath.v1.Route
-	(*CacheChange)(nil),     // 6: warmpath.v1.CacheChange
-	(*RegisterRequest)(nil), // 7: warmpath.v1.RegisterRequest
-	(*HomeUpdate)(nil),      // 8: warmpath.v1.HomeUpdate
-	(*ReplicaOutcomes)(nil), // 9: warmpath.v1.ReplicaOutcomes
+	(*PeerHeartbeat)(nil),   // 2: warmpath.v1.PeerHeartbeat
+	(*PeerReplica)(nil),     // 3: warmpath.v1.PeerReplica
+	(*PeerOutcomes)(nil),    // 4: warmpath.v1.PeerOutcomes
+	(*Loads)(nil),           // 5: warmpath.v1.Loads
+	(*Route)(nil),           // 6: warmpath.v1.Route
+	(*CacheChange)(nil),     // 7: warmpath.v1.CacheChange
+	(*RegisterRequest)(nil), // 8: warmpath.v1.RegisterRequest
+	(*HomeUpdate)(nil),      // 9: warmpath.v1.HomeUpdate
+	(*ReplicaOutcomes)(nil), // 10: warmpath.v1.ReplicaOutcomes
 }
 var file_warmpath_v1_cluster_proto_depIdxs = []int32{
-	0, // 0: warmpath.v1.PeerUpdate.snapshot:type_name -> warmpath.v1.SnapshotPart
-	2, // 1: warmpath.v1.PeerUpdate.named:type_name -> warmpath.v1.PeerReplica
-	4, // 2: warmpath.v1.PeerUpdate.loads:type_name -> warmpath.v1.Loads
-	3, // 3: warmpath.v1.PeerUpdate.outcomes:type_name -> warmpath.v1.PeerOutcomes
-	5, // 4: warmpath.v1.PeerUpdate.routes:type_name -> warmpath.v1.Route
-	6, // 5: warmpath.v1.PeerUpdate.caches:type_name -> warmpath.v1.CacheChange
-	7, // 6: warmpath.v1.PeerUpdate.registrations:type_name -> warmpath.v1.RegisterRequest
-	8, // 7: warmpath.v1.PeerUpdate.homes:type_name -> warmpath.v1.HomeUpdate
-	9, // 8: warmpath.v1.PeerOutcomes.outcomes:type_name -> warmpath.v1.ReplicaOutcomes
-	9, // [9:9] is the sub-list for method output_type
-	9, // [9:9] is the sub-list for method input_type
-	9, // [9:9] is the sub-list for extension type_name
-	9, // [9:9] is the sub-list for extension extendee
-	0, // [0:9] is the sub-list for field type_name
+	0,  // 0: warmpath.v1.PeerUpdate.snapshot:type_name -> warmpath.v1.SnapshotPart
+	3,  // 1: warmpath.v1.PeerUpdate.named:type_name -> warmpath.v1.PeerReplica
+	5,  // 2: warmpath.v1.PeerUpdate.loads:type_name -> warmpath.v1.Loads
+	4,  // 3: warmpath.v1.PeerUpdate.outcomes:type_name -> warmpath.v1.PeerOutcomes
+	6,  // 4: warmpath.v1.PeerUpdate.routes:type_name -> warmpath.v1.Route
+	7,  // 5: warmpath.v1.PeerUpdate.caches:type_name -> warmpath.v1.CacheChange
+	8,  // 6: warmpath.v1.PeerUpdate.registrations:type_name -> warmpath.v1.RegisterRequest
+	9,  // 7: warmpath.v1.PeerUpdate.homes:type_name -> warmpath.v1.HomeUpdate
+	2,  // 8: warmpath.v1.PeerUpdate.heartbeats:type_name -> warmpath.v1.PeerHeartbeat
+	10, // 9: warmpath.v1.PeerOutcomes.outcomes:type_name -> warmpath.v1.ReplicaOutcomes
+	10, // [10:10] is the sub-list for method output_type
+	10, // [10:10] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_cluster_proto_init() }
@@ -448,13 +553,14 @@ func file_warmpath_v1_cluster_proto_init() {
 		return
 	}
 	file_warmpath_v1_routing_proto_init()
+	file_warmpath_v1_cluster_proto_msgTypes[1].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_cluster_proto_rawDesc), len(file_warmpath_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   3,
+			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -2551,16 +2551,20 @@ func (x *ConfigUpdate) GetServiceConfig() string {
 	return ""
 }
 
-// FleetUpdate changes the membership.
+// FleetUpdate changes the membership. A large change comes in parts, in messages that follow each other. The receiver
+// applies them together with the last part.
 type FleetUpdate struct {
-	state   protoimpl.MessageState `protogen:"open.v1"`
-	Version uint64                 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The same in all parts.
+	Version uint64 `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	// The replicas here are all there are.
 	Snapshot bool `protobuf:"varint,2,opt,name=snapshot,proto3" json:"snapshot,omitempty"`
 	// New and changed replicas. The fleet's order is that of the numbers.
 	Replicas []*Replica `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
 	// Numbers of those that have left.
-	Removed       []uint32 `protobuf:"varint,4,rep,packed,name=removed,proto3" json:"removed,omitempty"`
+	Removed []uint32 `protobuf:"varint,4,rep,packed,name=removed,proto3" json:"removed,omitempty"`
+	// The next message has another part.
+	More          bool `protobuf:"varint,5,opt,name=more,proto3" json:"more,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2621,6 +2625,13 @@ func (x *FleetUpdate) GetRemoved() []uint32 {
 		return x.Removed
 	}
 	return nil
+}
+
+func (x *FleetUpdate) GetMore() bool {
+	if x != nil {
+		return x.More
+	}
+	return false
 }
 
 // Replica is one model server.
@@ -3444,12 +3455,13 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x05probe\x18\x02 \x01(\bR\x05probe\"O\n" +
 	"\fConfigUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12%\n" +
-	"\x0eservice_config\x18\x02 \x01(\tR\rserviceConfig\"\x8f\x01\n" +
+	"\x0eservice_config\x18\x02 \x01(\tR\rserviceConfig\"\xa3\x01\n" +
 	"\vFleetUpdate\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x04R\aversion\x12\x1a\n" +
 	"\bsnapshot\x18\x02 \x01(\bR\bsnapshot\x120\n" +
 	"\breplicas\x18\x03 \x03(\v2\x14.warmpath.v1.ReplicaR\breplicas\x12\x18\n" +
-	"\aremoved\x18\x04 \x03(\rR\aremoved\"\xa2\x05\n" +
+	"\aremoved\x18\x04 \x03(\rR\aremoved\x12\x12\n" +
+	"\x04more\x18\x05 \x01(\bR\x04more\"\xa2\x05\n" +
 	"\aReplica\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\rR\x06number\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x18\n" +

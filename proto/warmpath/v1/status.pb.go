@@ -165,7 +165,10 @@ type DeploymentStatus struct {
 	// Absent without a shadow policy, and for principals that are not trusted.
 	Shadow *ShadowStatus `protobuf:"bytes,16,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	// The server's part in a cluster; absent = it is alone.
-	Cluster       *ClusterStatus `protobuf:"bytes,17,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	Cluster *ClusterStatus `protobuf:"bytes,17,opt,name=cluster,proto3" json:"cluster,omitempty"`
+	// Descriptions of replicas and updates that could not be sent to clients or to other servers: they are too large, or
+	// the message bus is too slow.
+	Unpublished   uint64 `protobuf:"varint,18,opt,name=unpublished,proto3" json:"unpublished,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -317,6 +320,13 @@ func (x *DeploymentStatus) GetCluster() *ClusterStatus {
 		return x.Cluster
 	}
 	return nil
+}
+
+func (x *DeploymentStatus) GetUnpublished() uint64 {
+	if x != nil {
+		return x.Unpublished
+	}
+	return 0
 }
 
 // CachedTokens compares the prediction with what replicas report, over the requests whose end was reported with usage.
@@ -1184,7 +1194,7 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"\x11GetStatusResponse\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12\x1b\n" +
 	"\tuptime_ms\x18\x02 \x01(\x04R\buptimeMs\x12?\n" +
-	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\xf9\x05\n" +
+	"\vdeployments\x18\x03 \x03(\v2\x1d.warmpath.v1.DeploymentStatusR\vdeployments\"\x9b\x06\n" +
 	"\x10DeploymentStatus\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06policy\x18\x02 \x01(\tR\x06policy\x126\n" +
@@ -1204,7 +1214,8 @@ const file_warmpath_v1_status_proto_rawDesc = "" +
 	"notServing\x12>\n" +
 	"\rcached_tokens\x18\x0f \x01(\v2\x19.warmpath.v1.CachedTokensR\fcachedTokens\x121\n" +
 	"\x06shadow\x18\x10 \x01(\v2\x19.warmpath.v1.ShadowStatusR\x06shadow\x124\n" +
-	"\acluster\x18\x11 \x01(\v2\x1a.warmpath.v1.ClusterStatusR\acluster\"`\n" +
+	"\acluster\x18\x11 \x01(\v2\x1a.warmpath.v1.ClusterStatusR\acluster\x12 \n" +
+	"\vunpublished\x18\x12 \x01(\x04R\vunpublished\"`\n" +
 	"\fCachedTokens\x12\x16\n" +
 	"\x06prompt\x18\x01 \x01(\x04R\x06prompt\x12\x1c\n" +
 	"\tpredicted\x18\x02 \x01(\x04R\tpredicted\x12\x1a\n" +
