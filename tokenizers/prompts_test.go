@@ -59,7 +59,7 @@ func init() {
 // upper is a chat template.
 type upper struct{}
 
-func (upper) Render(c requestkey.Chat) (string, error) {
+func (upper) Render(_ context.Context, c requestkey.Chat) (string, error) {
 	var b strings.Builder
 	for _, m := range c.Messages {
 		if m["role"] == "" {

@@ -139,8 +139,8 @@ type Segmenter interface {
 
 // A ChatTemplate writes a chat as the text that a model was trained on.
 type ChatTemplate interface {
-	// Render is called from many goroutines.
-	Render(c requestkey.Chat) (string, error)
+	// Render is called from many goroutines. It ends soon after the context does.
+	Render(ctx context.Context, c requestkey.Chat) (string, error)
 }
 
 // Errors of prompts that stay text.
@@ -149,6 +149,8 @@ var (
 	ErrChat = errors.New("tokenize: the prompt is a chat: set tokenizer.chat_template, or in tokenizer.from an endpoint that takes messages")
 	// ErrNotText: the prompt is several prompts, or not UTF-8.
 	ErrNotText = errors.New("tokenize: the prompt is a batch, or not UTF-8")
+	// ErrTemplate: the chat template fails for this chat.
+	ErrTemplate = errors.New("tokenize: the chat template fails")
 	// ErrMedia: the prompt has images or the like, whose tokens depend on the model.
 	ErrMedia = errors.New("tokenize: the prompt has more than text")
 )

@@ -93,9 +93,11 @@ func (p *Prompts) tokens(ctx context.Context, q *policy.Request) ([]uint32, erro
 	case c.Media:
 		return nil, ErrMedia
 	case p.template != nil:
-		text, err := p.template.Render(c)
+		ctx, cancel := context.WithTimeout(ctx, p.timeout)
+		defer cancel()
+		text, err := p.template.Render(ctx, c)
 		if err != nil {
-			return nil, fmt.Errorf("tokenize: the chat template: %w", err)
+			return nil, fmt.Errorf("%w: %w", ErrTemplate, err)
 		}
 		in.Text, in.Special = text, false
 		return p.text(ctx, in)
@@ -183,7 +185,7 @@ func keyOf(in dialect.TokenizerInput, from, to int) key {
 // log logs each kind of failure once.
 func (p *Prompts) log(err error) {
 	kind := "other"
-	for _, e := range []error{ErrChat, ErrMedia, ErrNotText, context.DeadlineExceeded, context.Canceled} {
+	for _, e := range []error{ErrChat, ErrMedia, ErrNotText, ErrTemplate, context.DeadlineExceeded, context.Canceled} {
 		if errors.Is(err, e) {
 			kind = e.Error()
 		}

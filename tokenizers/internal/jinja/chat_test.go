@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -28,6 +29,8 @@ const template = `{{- bos_token }}
     {{- '<|assistant|>' }}
 {%- endif %}`
 
+var tokens = map[string]string{"bos_token": "<s>", "eos_token": "</s>"}
+
 var chat = requestkey.Chat{
 	Messages: []map[string]any{
 		{"role": "user", "content": " one\ntwo "},
@@ -38,30 +41,30 @@ var chat = requestkey.Chat{
 const want = "<s>\n<|user|>one\ntwo</s>\n<|assistant|>three</s>\n<|assistant|>"
 
 func TestRender(t *testing.T) {
-	tpl, err := Parse(template, "<s>", "</s>")
+	tpl, err := Parse(template, tokens)
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	for range 8 {
 		wg.Go(func() {
-			got, err := tpl.Render(chat)
+			got, err := tpl.Render(context.Background(), chat)
 			require.NoError(t, err)
 			require.Equal(t, want, got)
 		})
 	}
 	wg.Wait()
-	_, err = tpl.Render(requestkey.Chat{Messages: []map[string]any{{"role": "user"}, {"role": "user"}}})
+	_, err = tpl.Render(context.Background(), requestkey.Chat{Messages: []map[string]any{{"role": "user"}, {"role": "user"}}})
 	require.ErrorContains(t, err, "two users in a row")
-	_, err = tpl.Render(requestkey.Chat{Tools: []json.RawMessage{json.RawMessage("{}")}, Messages: chat.Messages})
+	_, err = tpl.Render(context.Background(), requestkey.Chat{Tools: []json.RawMessage{json.RawMessage("{}")}, Messages: chat.Messages})
 	require.ErrorIs(t, err, ErrTools)
-	_, err = tpl.Render(requestkey.Chat{Messages: []map[string]any{{"role": "assistant", "tool_calls": []map[string]any{{}}}}})
+	_, err = tpl.Render(context.Background(), requestkey.Chat{Messages: []map[string]any{{"role": "assistant", "tool_calls": []map[string]any{{}}}}})
 	require.ErrorIs(t, err, ErrTools)
 }
 
 func TestToday(t *testing.T) {
-	tpl, err := Parse(`{{ strftime_now("%d %b %Y") }}`, "", "")
+	tpl, err := Parse(`{{ strftime_now("%d %b %Y") }}`, nil)
 	require.NoError(t, err)
 	tpl.now = func() time.Time { return time.Date(2026, 7, 4, 0, 0, 0, 0, time.UTC) }
-	got, err := tpl.Render(chat)
+	got, err := tpl.Render(context.Background(), chat)
 	require.NoError(t, err)
 	require.Equal(t, "04 Jul 2026", got)
 }
@@ -76,7 +79,7 @@ func TestOpen(t *testing.T) {
 	render := func(path string) string {
 		tpl, err := Open(path)
 		require.NoError(t, err)
-		got, err := tpl.Render(chat)
+		got, err := tpl.Render(context.Background(), chat)
 		require.NoError(t, err)
 		return got
 	}
@@ -99,15 +102,15 @@ func TestOpen(t *testing.T) {
 }
 
 func TestTemplateReadsNoFiles(t *testing.T) {
-	tpl, err := Parse(`{% include "/etc/hostname" %}`, "", "")
+	tpl, err := Parse(`{% include "/etc/hostname" %}`, nil)
 	if err == nil {
-		_, err = tpl.Render(chat)
+		_, err = tpl.Render(context.Background(), chat)
 	}
 	require.Error(t, err)
 }
 
 func BenchmarkRender(b *testing.B) {
-	tpl, err := Parse(template, "<s>", "</s>")
+	tpl, err := Parse(template, tokens)
 	require.NoError(b, err)
 	long := requestkey.Chat{}
 	for range 20 {
@@ -115,7 +118,7 @@ func BenchmarkRender(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := tpl.Render(long); err != nil {
+		if _, err := tpl.Render(context.Background(), long); err != nil {
 			b.Fatal(err)
 		}
 	}
