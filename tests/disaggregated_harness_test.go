@@ -157,10 +157,13 @@ type kvFleet struct {
 	busy       sync.WaitGroup
 }
 
+// long is a time of the engines, which runs 50 times as fast as the clock.
+const long = 24 * time.Hour
+
 // kvOptions are those of a fleet.
 type kvOptions struct {
 	prefills, decodes, boths int
-	lease, keep              time.Duration // in engine time, 50 times as fast; lease is of the other waits, too
+	lease                    time.Duration // in engine time, 50 times as fast; of the other waits, too
 	// pair is the label of an engine; nil = all have the same.
 	pair func(id string) string
 	// moment is called at each moment of each leg.
@@ -225,7 +228,7 @@ func startKVEngine(t testing.TB, flow kvFlow, a policy.Attributes, o kvOptions) 
 	t.Helper()
 	e := &kvEngine{Attributes: a}
 	d := &grpcserver.Disaggregation{
-		Role: grpcserver.Role(a.Role), Connector: flow.connector, Lease: o.lease, Timeout: o.lease, Keep: o.keep,
+		Role: grpcserver.Role(a.Role), Connector: flow.connector, Lease: o.lease, Timeout: o.lease,
 		EngineID: "engine of " + a.ID,
 	}
 	if o.moment != nil {
@@ -267,13 +270,8 @@ func (f *kvFleet) occupy(e *kvEngine) {
 
 // call sends one request.
 func (f *kvFleet) call(ctx context.Context, id string) (messages int, err error) {
-	return f.turn(ctx, id, kvPrompt(id), splitOutput)
-}
-
-// turn sends one request with a prompt.
-func (f *kvFleet) turn(ctx context.Context, id string, prompt []uint32, output int) (messages int, err error) {
-	ids, n, err := f.flow.send(ctx, f.cc, kvRequest{id, prompt, output})
-	if want := kvOutput(id, output); err == nil && !slices.Equal(ids, want) {
+	ids, n, err := f.flow.send(ctx, f.cc, kvRequest{id, kvPrompt(id), splitOutput})
+	if want := kvOutput(id, splitOutput); err == nil && !slices.Equal(ids, want) {
 		err = fmt.Errorf("request %s has the answer %v, not %v", id, ids, want)
 	}
 	return n, err
@@ -346,7 +344,7 @@ func (f *kvFleet) restart(e *kvEngine, o kvOptions) {
 	f.t.Helper()
 	d := &grpcserver.Disaggregation{
 		Role: grpcserver.Role(e.Role), Connector: f.flow.connector, EngineID: "engine of " + e.ID,
-		Lease: o.lease, Timeout: o.lease, Keep: o.keep,
+		Lease: o.lease, Timeout: o.lease,
 		Listen: e.KVBootstrap,
 	}
 	s, err := grpcserver.Start(listenAt(f.t, e.Address), grpcserver.Config{

@@ -69,7 +69,6 @@ type Handle struct {
 	budget    budget
 	resumable atomic.Int64    // bytes that streams which may go on elsewhere keep
 	ends      requestkey.Ends // of outputs
-	pulls     pulls
 
 	ever            atomic.Bool // a balancer has met this handle
 	unread, unbound sync.Once   // warnings: prompts cannot be read; calls do not reach the balancer

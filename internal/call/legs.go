@@ -35,8 +35,6 @@ type legs struct {
 	codec    *requestCodec
 	server   *lookaside.Reservation // of both legs; nil = none
 	transfer requestkey.Transfer
-	session  string           // of turn
-	turn     *requestkey.Turn // nil = the next turn's prefill leg pulls nothing
 
 	answered chan struct{} // closed when the prefill leg has answered, or its RPC has ended
 	settle   sync.Once     // closes answered
@@ -144,7 +142,6 @@ func (a *Attempts) Prefill(s Sender) error {
 	if !l.kv.Sequential() {
 		l.transfer.Room = rooms.take()
 	}
-	l.begins(c)
 	c.split, l.done = true, make(chan struct{})
 	opts := append(withoutResults(a.Each), grpc.ForceCodecV2(&legCodec{l.codec, &l.prefill}))
 	go func() {

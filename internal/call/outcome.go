@@ -138,15 +138,11 @@ func (c *Call) FirstMessage() (usage bool) {
 	return c.key.method.HasUsage()
 }
 
-// ReadUsage reads the token counts in a response message, where messages may have them, and what its replica holds for
-// the next turn.
+// ReadUsage reads the token counts in a response message, if messages may have them.
 func (c *Call) ReadUsage(msg any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.key.method.Usage(&c.outcome.result.Usage, msg)
-	if c.legs != nil && !c.shared {
-		c.legs.keeps(c, msg)
-	}
 }
 
 // ErrDropped is the status of a call whose stream the application dropped.

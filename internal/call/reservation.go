@@ -104,11 +104,6 @@ func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) er
 	if err != nil || l != nil && !l.held(c, b) {
 		l = nil
 	}
-	if l == nil {
-		if session, final := c.session(b); final {
-			c.handle.pulls.forget(session)
-		}
-	}
 	if l != c.legs {
 		c.mu.Lock()
 		c.legs = l

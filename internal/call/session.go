@@ -60,17 +60,8 @@ func (s *Session) uses(h *Handle) {
 	}
 }
 
-// has reports whether calls of a channel are noted, which ends with the session.
-func (s *Session) has(h *Handle) bool {
-	w := weak.Make(h)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Contains(s.used, w)
-}
-
 // forget frees what the channel keeps of a session, and in mode central its server.
 func (h *Handle) forget(session string) {
-	h.pulls.forget(session)
 	h.mu.Lock()
 	all := slices.Clone(h.live)
 	if h.kept != nil {

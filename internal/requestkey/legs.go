@@ -20,7 +20,7 @@ import (
 type Legs struct {
 	params, sequences, answer place
 	prefill, decode           []assignment
-	handed                    []assignment // of decode, the answer
+	sequential                bool // decode has the answer of the prefill leg
 	drain                     bool
 	engine                    *Legs // where the prefill replica has an engine id; nil = the same
 }
@@ -41,23 +41,17 @@ type Transfer struct {
 	Address string // of the bootstrap server, host:port
 	Engine  string
 	Answer  []byte // of the prefill leg
-	Pull    []byte // what a decode replica has answered to the last turn, for the prefill leg; nil = nothing
 }
 
 // compile compiles all but the places that a request is read from. The error names the field.
 func (l *Legs) compile(kv *dialect.KV) error {
-	handed := slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
-	if handed != (kv.Answer != "") {
+	l.sequential = slices.Contains(slices.Collect(maps.Values(kv.Decode)), "$answer")
+	if l.sequential != (kv.Answer != "") {
 		return errors.New("answer: it goes with $answer in decode")
 	}
 	var errPrefill, errDecode error
 	l.prefill, errPrefill = assignments(kv.Prefill, false)
-	l.decode, errDecode = assignments(kv.Decode, handed)
-	for _, a := range l.decode {
-		if a.value == "$answer" {
-			l.handed = append(l.handed, a)
-		}
-	}
+	l.decode, errDecode = assignments(kv.Decode, l.sequential)
 	return cmp.Or(strict.In("prefill: ", errPrefill), strict.In("decode: ", errDecode))
 }
 
@@ -124,7 +118,7 @@ func (l *Legs) For(engine string) *Legs {
 }
 
 // Sequential reports whether the decode leg begins with the answer of the prefill leg. Else both begin at once.
-func (l *Legs) Sequential() bool { return len(l.handed) > 0 }
+func (l *Legs) Sequential() bool { return l.sequential }
 
 // Drains reports whether a cancelled decode leg goes on until its first response message.
 func (l *Legs) Drains() bool { return l.drain }
@@ -140,15 +134,8 @@ func (l *Legs) Answer(response any) (answer []byte) {
 	return answer
 }
 
-// PatchPrefill appends the fields of the prefill leg to a patch. What it pulls stands where the decode leg has the answer.
-func (l *Legs) PatchPrefill(patch []byte, t *Transfer) []byte {
-	patch = t.write(patch, l.prefill)
-	if t.Pull != nil {
-		pulled := Transfer{Answer: t.Pull}
-		patch = pulled.write(patch, l.handed)
-	}
-	return patch
-}
+// PatchPrefill appends the fields of the prefill leg to a patch.
+func (l *Legs) PatchPrefill(patch []byte, t *Transfer) []byte { return t.write(patch, l.prefill) }
 
 // PatchDecode appends the fields of the decode leg to a patch.
 func (l *Legs) PatchDecode(patch []byte, t *Transfer) []byte { return t.write(patch, l.decode) }

@@ -1,7 +1,6 @@
 package requestkey
 
 import (
-	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -25,8 +24,6 @@ type outputForm struct {
 	once   place // set in the first message only
 	whole  place // in the last message: all ids of the output
 	stop   place // in the request: token ids that end the output
-	all    place // the ids of an output that comes in one message
-	anew   place // in the request: set where nothing cached is to be used
 	// temperature is in the request: 0 makes the output greedy. sampled: so is not an output without it.
 	temperature place
 	sampled     bool
@@ -35,7 +32,6 @@ type outputForm struct {
 	// output, stop strings, a least number of tokens, penalties of the output alone, log probabilities of the prompt.
 	allowed place
 	one     place // fields that may be 1
-	shapes  place // fields that a turn may have as well: they shape the output, and not what is computed of it
 }
 
 // at is the place of a path of the data here, which is tested.
@@ -50,14 +46,13 @@ var outputForms = sync.OnceValue(func() map[string]*outputForm {
 	return map[string]*outputForm{
 		"/vllm.Generate/Generate": {
 			tokens: at("2.4"), text: at("2.2"), mute: at("9.4"), final: at("2.8"), total: at("2.8.1"), once: at("1"),
-			stop: at("8.3"), one: at("6.1"), anew: at("10.1"), temperature: at("5"),
-			allowed: at("5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12"), shapes: at("6.5|7.1|7.2|7.6|8.2|8.4"),
+			stop: at("8.3"), one: at("6.1"), temperature: at("5"),
+			allowed: at("5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12"),
 		},
 		"/vllm.grpc.engine.VllmEngine/Generate": {
-			tokens: at("1.1"), final: at("2"), stop: at("4.11"), one: at("4.15"), all: at("2.1"),
+			tokens: at("1.1"), final: at("2"), stop: at("4.11"), one: at("4.15"),
 			temperature: at("4.1"), sampled: true,
 			allowed: at("2.1|4.1|4.2|4.3|4.4|4.7|4.12|4.13|4.14|4.22|4.26|5"),
-			shapes:  at("4.5|4.6|4.9|4.10|4.16|4.17|4.18|4.19|4.20|4.21"),
 		},
 		"/sglang.grpc.scheduler.SglangScheduler/Generate": {
 			tokens: at("2.1"), final: at("3"), total: at("2.3|3.4"), stop: at("4.10"), one: at("4.7|4.17"),
@@ -74,8 +69,8 @@ var outputForms = sync.OnceValue(func() map[string]*outputForm {
 // An outputRule is a form, and what may be set in the messages of a method that has it.
 type outputRule struct {
 	*outputForm
-	request, turn fieldSet // what a request may have that goes on elsewhere, and one whose turn is kept
-	message       fieldSet // what a message may have whose token is another message's as well
+	request fieldSet // what a request may have that goes on elsewhere
+	message fieldSet // what a message may have whose token is another message's as well
 }
 
 // A fieldSet is what fields of a message may be, by their paths ".4.1".
@@ -110,8 +105,6 @@ func (m *Method) newOutputRule(f *outputForm) *outputRule {
 	o.request.add(one, &f.one)
 	o.request.add(anything, &f.allowed, &f.stop, &f.mute, &m.id, &m.session, &m.model, &m.adapter, &m.salt, &m.tokens,
 		&m.maxTokens, &m.media)
-	o.turn = maps.Clone(o.request)
-	o.turn.add(anything, &f.shapes)
 	o.message.add(anything, &f.tokens, &f.text, &f.once, &m.usagePrompt, &m.usageOutput, &m.usageDelta, &m.usageCached)
 	return o
 }

@@ -57,9 +57,6 @@ type Disaggregation struct {
 	EngineID string
 	// Lease is how long computed KV waits for a decode engine, in engine time; 0 means 30 s.
 	Lease time.Duration
-	// Keep is how long a decode engine with NIXL keeps the KV of a turn for the prefill leg of the next one, in engine time,
-	// as vLLM's with bidirectional_kv_xfer; 0 means not at all.
-	Keep time.Duration
 	// Timeout is how long a leg waits for the other, in engine time; 0 means 30 s.
 	Timeout time.Duration
 	// Moment is called at every moment of every leg with its request's id, in the goroutine of the leg; nil = none.

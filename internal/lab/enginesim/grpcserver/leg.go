@@ -3,7 +3,6 @@ package grpcserver
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -25,37 +24,23 @@ type leg struct {
 	own string
 	// key names the KV that the leg gets at another engine, addr is that engine, empty = none, and params what it checks.
 	key, addr, params string
-	// turn is how many tokens a prefill leg gets.
-	turn int
 	// wait: the decode leg may begin before the prefill leg.
 	wait bool
 	// inStruct: the parameters are a Struct.
 	inStruct bool
-	// answer is the parameters for what gets the KV of this leg, once it is computed; empty where the client has them
-	// already, or nothing gets it.
+	// answer is the parameters for the decode leg, once the KV is computed; empty where the client has them already.
 	answer string
 
 	tokens []uint32     // of the prompt
 	seed   kvindex.Seed // of their hash
-	wrong  bool         // the KV that came is that of other tokens, and so are all that follows from it
 
 	source *kvtransfer.Leg  // where another engine gets the KV of this leg
 	pull   *kvtransfer.Pull // where this leg gets KV
 	held   bool             // the KV is held, or was
 }
 
-// content is the hash of the first n tokens of prompt and output that the leg has the KV of.
-func (l *leg) content(n int, call *enginesim.Call) uint64 {
-	tokens := slices.Clone(l.tokens[:min(n, len(l.tokens))])
-	for i := len(tokens); i < n; i++ {
-		tokens = append(tokens, call.Token(i-len(l.tokens)))
-	}
-	hash := kvindex.AppendTokens(nil, tokens, n, l.seed)[0]
-	if l.wrong {
-		hash = ^hash
-	}
-	return hash
-}
+// content is the hash of the tokens that the leg has the KV of.
+func (l *leg) content() uint64 { return kvindex.AppendTokens(nil, l.tokens, len(l.tokens), l.seed)[0] }
 
 // lost is the status of a leg that cannot have its KV, as of vLLM's kv_load_failure_policy "fail" and of SGLang.
 func lost(err error) error {
@@ -88,22 +73,18 @@ func (l *leg) begin(ctx context.Context, id string, r *enginesim.Request) error 
 			<-l.source.Over()
 			forget()
 		})
-		if err := l.meet(ctx); err != nil || l.addr == "" {
-			return err
-		}
-		r.Received = min(l.turn, r.PromptTokens)
-	} else {
-		if err := l.side.at(ctx, DecodeReceived, id); err != nil {
-			return err
-		}
-		r.Received, r.Hold = r.PromptTokens, k.Keep > 0
+		return l.meet(ctx)
 	}
+	if err := l.side.at(ctx, DecodeReceived, id); err != nil {
+		return err
+	}
+	r.Received = r.PromptTokens
 	r.Transfer = transferBase + time.Duration(r.Received)*transferPerToken
 	return l.gets(ctx, id, r)
 }
 
-// gets waits until another engine has the KV that the leg gets. As a real engine it does not compare what that is of:
-// with that of other tokens the output is wrong.
+// gets waits until the prefill engine has the KV that a decode leg gets. As a real engine it does not compare what that
+// is of: with that of other tokens the output is wrong.
 func (l *leg) gets(ctx context.Context, id string, r *enginesim.Request) error {
 	k := l.side
 	within, cancel := context.WithTimeout(ctx, k.srv.wall(k.Timeout))
@@ -111,7 +92,7 @@ func (l *leg) gets(ctx context.Context, id string, r *enginesim.Request) error {
 	pull, err := kvtransfer.Open(within, l.addr, l.key, l.params, l.wait)
 	if err == nil {
 		l.pull = pull
-		if err := l.moment(ctx, DecodeAsks, id); err != nil {
+		if err := k.at(ctx, DecodeAsks, id); err != nil {
 			return err
 		}
 		err = pull.Ready(within)
@@ -122,18 +103,10 @@ func (l *leg) gets(ctx context.Context, id string, r *enginesim.Request) error {
 		}
 		return lost(err)
 	}
-	if pull.Content != l.content(r.Received, nil) {
-		l.wrong, r.OutputSeed = true, ^r.OutputSeed
+	if pull.Content != l.content() {
+		r.OutputSeed = ^r.OutputSeed
 	}
-	return l.moment(ctx, DecodeTransfers, id)
-}
-
-// moment reports a moment of a decode leg.
-func (l *leg) moment(ctx context.Context, m Moment, id string) error {
-	if l.prefill {
-		return nil
-	}
-	return l.side.at(ctx, m, id)
+	return k.at(ctx, DecodeTransfers, id)
 }
 
 // meet waits for the decode leg, where the prefill leg does.
@@ -161,9 +134,7 @@ func (l *leg) submitted(ctx context.Context, id string, call *enginesim.Call) er
 		return nil
 	}
 	if l.prefill {
-		if err := l.side.at(ctx, PrefillSubmitted, id); err != nil || l.pull == nil {
-			return err
-		}
+		return l.side.at(ctx, PrefillSubmitted, id)
 	}
 	select {
 	case <-call.Received():
@@ -172,7 +143,7 @@ func (l *leg) submitted(ctx context.Context, id string, call *enginesim.Call) er
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
 	}
-	if err := l.moment(ctx, DecodeHasKV, id); err != nil {
+	if err := l.side.at(ctx, DecodeHasKV, id); err != nil {
 		return err
 	}
 	_ = l.pull.Done() // a source that is gone needs no report
@@ -187,7 +158,7 @@ func (l *leg) computed(ctx context.Context, id string, call *enginesim.Call) err
 	if err := l.side.at(ctx, PrefillComputed, id); err != nil {
 		return err
 	}
-	l.holds(call, call.Result().PromptTokens, 0)
+	l.holds(call)
 	if l.room {
 		select {
 		case <-l.source.Over():
@@ -202,12 +173,12 @@ func (l *leg) computed(ctx context.Context, id string, call *enginesim.Call) err
 	return l.side.at(ctx, PrefillAnswers, id)
 }
 
-// holds holds the KV of the first tokens of prompt and output for another engine.
-func (l *leg) holds(call *enginesim.Call, tokens int, lease time.Duration) {
-	kv := kvtransfer.KV{Content: l.content(tokens, call), Lease: lease, Release: call.Release}
+// holds holds the KV of the prompt for the decode engine.
+func (l *leg) holds(call *enginesim.Call) {
+	kv := kvtransfer.KV{Content: l.content(), Release: call.Release}
 	switch k := l.side; k.Connector {
 	case NIXL:
-		l.answer = k.answerParams(l, tokens)
+		l.answer = k.answerParams(l)
 		if kv.Params = l.answer; l.inStruct {
 			kv.Params = canonical(asStruct(l.answer))
 		}
@@ -216,20 +187,6 @@ func (l *leg) holds(call *enginesim.Call, tokens int, lease time.Duration) {
 	}
 	l.held = true
 	l.source.Ready(kv)
-}
-
-// keeps has a decode engine hold what it has computed of the turn, for the prefill leg of the next one: all but the
-// last token of the output.
-func (l *leg) keeps(call *enginesim.Call) (err error) {
-	k, r := l.side, call.Result()
-	if k.Keep == 0 || k.Connector != NIXL || r.Aborted {
-		return nil
-	}
-	if l.source, err = k.source.Announce(l.own); err != nil {
-		return lost(err)
-	}
-	l.holds(call, r.PromptTokens+r.OutputTokens-1, k.srv.wall(k.Keep))
-	return nil
 }
 
 // beforeTokens is called before new tokens are sent; first and done are whether they are the first and the last ones.
@@ -248,10 +205,7 @@ func (l *leg) beforeTokens(ctx context.Context, id string, call *enginesim.Call,
 	if !done {
 		return nil
 	}
-	if err := l.side.at(ctx, DecodeEnds, id); err != nil {
-		return err
-	}
-	return l.keeps(call)
+	return l.side.at(ctx, DecodeEnds, id)
 }
 
 // end gives up what the leg has begun and not finished. KV that is held stays held.

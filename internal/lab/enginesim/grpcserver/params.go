@@ -22,7 +22,6 @@ type kvParams struct {
 	RemoteHost      string          `json:"remote_host"`
 	RemotePort      int             `json:"remote_port"`
 	RemoteBlockIDs  json.RawMessage `json:"remote_block_ids"`
-	RemoteNumTokens int             `json:"remote_num_tokens"`
 	// Of Mooncake.
 	TransferID          string `json:"transfer_id"`
 	RemoteBootstrapAddr string `json:"remote_bootstrap_addr"`
@@ -76,13 +75,12 @@ func (k *kvSide) jsonLeg(params, id string, output int) (*leg, error) {
 	}
 	l := &leg{side: k, prefill: p.DoRemoteDecode, own: id + "-" + strconv.FormatUint(k.srv.fresh.Add(1), 10)}
 	switch whole := p.RemoteRequestID != "" && p.RemoteEngineID != "" && p.RemoteHost != "" && p.RemotePort != 0; {
-	case l.prefill && len(p.RemoteBlockIDs) == 0:
+	case l.prefill:
 		return l, nil
-	case !whole || len(p.RemoteBlockIDs) == 0 || l.prefill && p.RemoteNumTokens <= 0:
-		return refused("remote_request_id, remote_engine_id, remote_block_ids, remote_host and remote_port are required, " +
-			"and for a prefill leg remote_num_tokens")
+	case !whole || len(p.RemoteBlockIDs) == 0:
+		return refused("remote_request_id, remote_engine_id, remote_block_ids, remote_host and remote_port are required")
 	}
-	l.key, l.params, l.turn = p.RemoteRequestID, params, p.RemoteNumTokens
+	l.key, l.params = p.RemoteRequestID, params
 	l.addr = net.JoinHostPort(p.RemoteHost, strconv.Itoa(p.RemotePort))
 	return l, nil
 }
@@ -101,24 +99,19 @@ func (k *kvSide) mooncakeLeg(p *kvParams, refused func(string, ...any) (*leg, er
 	return &leg{side: k, key: "transfer/" + p.TransferID, params: p.RemoteEngineID, addr: addr, wait: true}, nil
 }
 
-// answerParams are what a leg answers: the parameters for the leg that gets the KV of its first tokens, written as
-// Python does, so that they differ from what a Go program would write.
-func (k *kvSide) answerParams(l *leg, tokens int) string {
-	size := k.srv.driver.Config().BlockSize
+// answerParams are what a prefill leg answers: the parameters for the decode leg, written as Python does, so that they
+// differ from what a Go program would write.
+func (k *kvSide) answerParams(l *leg) string {
+	tokens, size := len(l.tokens), k.srv.driver.Config().BlockSize
 	ids := make([]string, (tokens+size-1)/size)
 	for i := range ids {
 		ids[i] = strconv.Itoa(i + 1)
 	}
 	addr := k.source.Addr()
-	expires := "null"
-	if !l.prefill {
-		now, _, _ := k.srv.driver.Snapshot()
-		expires = strconv.FormatFloat((now + k.Keep).Seconds(), 'f', -1, 64)
-	}
-	return fmt.Sprintf(`{"do_remote_prefill": %t, "do_remote_decode": %t, "remote_block_ids": [[%s]], `+
+	return fmt.Sprintf(`{"do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [[%s]], `+
 		`"remote_engine_id": %q, "remote_request_id": %q, "remote_host": %q, "remote_port": %d, "tp_size": 1, `+
-		`"remote_num_tokens": %d, "remote_blocks_expiry_time": %s}`,
-		l.prefill, !l.prefill, strings.Join(ids, ", "), k.EngineID, l.own, addr.IP.String(), addr.Port, tokens, expires)
+		`"remote_num_tokens": %d, "remote_blocks_expiry_time": null}`,
+		strings.Join(ids, ", "), k.EngineID, l.own, addr.IP.String(), addr.Port, tokens)
 }
 
 // asStruct is parameters as a Struct.

@@ -1,7 +1,6 @@
 package kvtransfer
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -102,13 +101,11 @@ type KV struct {
 	Params string
 	// Content is the hash of its tokens, for the engine that pulls.
 	Content uint64
-	// Lease is for how long it is held while nothing pulls it; 0 means as the source has it.
-	Lease time.Duration
 	// Release frees it; called once, at the end of the leg.
 	Release func()
 }
 
-// Leg is a leg whose KV another engine gets: a prefill leg, or a decode leg for the next turn.
+// Leg is a prefill leg, whose KV another engine gets.
 type Leg struct {
 	source *Source
 	key    string
@@ -178,7 +175,7 @@ func (l *Leg) Ready(kv KV) {
 // hold starts the lease if no pull is under way. Caller holds Source.mu.
 func (l *Leg) hold() {
 	if l.held && l.pulls == 0 {
-		l.timer = time.AfterFunc(cmp.Or(l.kv.Lease, l.source.lease), func() { l.end(ErrExpired) })
+		l.timer = time.AfterFunc(l.source.lease, func() { l.end(ErrExpired) })
 	}
 }
 
