@@ -201,24 +201,15 @@ func (s *clientStream) RecvMsg(m any) error {
 		return s.over.RecvMsg(m)
 	}
 	if !k.answered {
-		if prefilled, err := k.first(grpc.ClientStream.RecvMsg, m); err != nil || prefilled {
+		if err := k.first(grpc.ClientStream.RecvMsg, m); err != nil {
 			return err
 		}
 		k.answered, k.usage = true, k.call.FirstMessage()
 	} else if err := k.at.cs.RecvMsg(m); err != nil && (k.call.Resume == nil || k.elsewhere(m, &err)) {
 		return s.ends(err)
 	}
-	if resume := k.call.Resume; resume != nil {
-		deliver, err := resume.Received(m)
-		if err != nil {
-			if k.elsewhere(m, &err) {
-				return s.ends(err)
-			}
-			deliver, _ = resume.Received(m)
-		}
-		if !deliver {
-			return s.RecvMsg(m)
-		}
+	if resume := k.call.Resume; resume != nil && !resume.Received(m) {
+		return s.RecvMsg(m)
 	}
 	if k.usage {
 		k.call.ReadUsage(m)
@@ -255,7 +246,7 @@ func (s *clientStream) Header() (md metadata.MD, _ error) {
 	if k == nil {
 		return s.over.Header()
 	}
-	_, err := k.first(func(cs grpc.ClientStream, _ any) (err error) {
+	err := k.first(func(cs grpc.ClientStream, _ any) (err error) {
 		if md, err = cs.Header(); err == nil && md == nil {
 			err = k.call.Attempts.LastError() // the attempt has ended
 		}
@@ -413,15 +404,11 @@ func (k *core) wait() (attempt, error) {
 }
 
 // first has receive wait for something of an attempt's answer, with m, for one attempt after the other until it returns
-// nil, which settles the call on the attempt. prefilled: m is a prefill leg's first token, and the attempt goes on. The
-// error is that of the call, which has ended.
-func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) (prefilled bool, err error) {
+// nil, which settles the call on the attempt. The error is that of the call, which has ended.
+func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) error {
 	k.mu.Lock()
 	at, err := k.wait()
 	k.mu.Unlock()
-	if err == nil && at.way.Split && m != nil && k.call.Resume.Prefilled(m) {
-		return true, nil
-	}
 	for err == nil {
 		switch {
 		case at.drained != nil:
@@ -435,12 +422,12 @@ func (k *core) first(receive func(cs grpc.ClientStream, m any) error, m any) (pr
 			err = k.arrived(at)
 		}
 		if err == nil && k.settle(at) {
-			return false, nil
+			return nil
 		}
 		at, err = k.next(at, err)
 	}
 	k.end(err)
-	return false, err
+	return err
 }
 
 // settle keeps the call on the attempt. It returns false where another one takes its place.

@@ -78,7 +78,6 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 	f.StringToIntVar(&s.roles, "roles", nil, "`numbers` of engines with a role, as in prefill=6,decode=10")
 	f.StringSliceVar(&s.splits, "split", []string{baseline.SplitCost},
 		"with --roles: the `rules` that decide which requests two engines share: "+strings.Join(baseline.Splits, ", "))
-	f.BoolVar(&s.Greedy, "greedy", false, "with --roles: outputs are not sampled, so that the first token is the prefill leg's")
 	f.IntVar(&s.Clients, "clients", 1, "`number` of clients, each with a Router of its own")
 	f.StringSliceVar(&s.policies, "policies",
 		[]string{"round_robin", "power_of_two_choices", "least_tokens", policy.Default},

@@ -74,7 +74,7 @@ func (a *Attempts) Sends(msg any) {
 	defer c.mu.Unlock()
 	c.key.msg = msg
 	legs := b == noBinding || b.Router.Fleet.Divided()
-	if (legs || b.Resumes) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
+	if (b == noBinding || b.Resumes) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
 		c.Resume = &Resume{call: c}
 	}
 	if _, a.single = msg.(*grpc.PreparedMsg); a.single || a.base == nil {

@@ -48,7 +48,6 @@ type legs struct {
 	err       error              // that the prefill leg failed with before its answer; nil = it has not
 	until     time.Time          // end of the lease; zero = the decode leg does not begin with an answer
 	usage     policy.Usage       // of the prefill leg
-	answers   [][]byte           // its first responses, in a sequential flow
 	over      bool               // the decode leg has its first message: the transfer is complete
 	again     bool               // the decode leg begins with the answer for the second time
 	suspect   bool               // the transfer may have failed
@@ -229,9 +228,6 @@ func (l *legs) read(response []byte) {
 	answer := l.kv.Answer(response)
 	l.mu.Lock()
 	l.usage = usage
-	if l.kv.Sequential() && len(l.answers) < maxAnswers {
-		l.answers = append(l.answers, response)
-	}
 	if answer != nil && l.until.IsZero() {
 		l.transfer.Answer, l.until = answer, time.Now().Add(lease)
 	}
@@ -239,22 +235,6 @@ func (l *legs) read(response []byte) {
 	if answer != nil {
 		l.settle.Do(func() { close(l.answered) })
 	}
-}
-
-// maxAnswers is how many responses of a prefill leg are kept: the prompt, the token and the end may come apart.
-const maxAnswers = 3
-
-// decode decodes the responses of the prefill leg into m, one after the other, until one is taken.
-func (l *legs) decode(m any, takes func(any) bool) bool {
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	answers := l.answers
-	l.mu.Unlock()
-	return slices.ContainsFunc(answers, func(b []byte) bool {
-		return l.codec.CodecV2.Unmarshal(mem.BufferSlice{mem.SliceBuffer(b)}, m) == nil && takes(m)
-	})
 }
 
 // ended notes the end of the RPC of the prefill leg. The attempt fails with it, unless the decode leg has what it

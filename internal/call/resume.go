@@ -4,8 +4,6 @@ import (
 	"sync/atomic"
 
 	"go.opentelemetry.io/otel/trace"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/requestkey"
@@ -36,8 +34,7 @@ func (r *Resume) Keep(msg any) {
 	if r.output.Load() != nil { // of an earlier attempt
 		return
 	}
-	split := r.call.legs != nil && r.call.legs.kv.Sequential()
-	output, size := h.bound.Load().dialect(&r.call.key.request).Output(msg, maxKept, split, &h.ends)
+	output, size := h.bound.Load().dialect(&r.call.key.request).Output(msg, maxKept, &h.ends)
 	if output == nil {
 		return
 	}
@@ -55,47 +52,17 @@ func (r *Resume) forget() {
 	}
 }
 
-// Prefilled makes m the message with the first token, where the prefill leg of the attempt has it and the output is the
-// same at every replica. Else it returns false, and the application waits for the decode leg.
-func (r *Resume) Prefilled(m any) bool {
-	if r == nil {
-		return false
-	}
-	o, c := r.output.Load(), r.call
-	if o == nil || !o.WantsPrefilled() {
-		return false
-	}
-	c.mu.Lock()
-	l := c.legs
-	c.mu.Unlock()
-	if !l.decode(m, o.Prefilled) {
-		return false
-	}
-	c.ReadUsage(m)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.begun = true
-	return true
-}
-
-// errDiffers is the error of an attempt whose decode leg does not repeat the prefill leg's token.
-var errDiffers = status.Error(codes.Unavailable, "warmpath: the decode replica computed another first token than the prefill replica")
-
-// Received takes in a message. It reports whether the application is to have it. The error is that of an attempt whose
-// output does not follow what the application has.
-func (r *Resume) Received(msg any) (deliver bool, err error) {
+// Received takes in a message. It reports whether the application is to have it.
+func (r *Resume) Received(msg any) (deliver bool) {
 	o := r.output.Load()
 	if o == nil {
-		return true, nil
+		return true
 	}
 	deliver, useless := o.Read(msg)
 	if useless {
 		r.forget()
 	}
-	if o.Differs() {
-		err = errDiffers
-	}
-	return deliver, err
+	return deliver
 }
 
 // Complete reports whether a stream that broke with err has had its last message, so that it lacks its status alone.

@@ -24,9 +24,6 @@ type outputForm struct {
 	once   place // set in the first message only
 	whole  place // in the last message: all ids of the output
 	stop   place // in the request: token ids that end the output
-	// temperature is in the request: 0 makes the output greedy. sampled: so is not an output without it.
-	temperature place
-	sampled     bool
 	// allowed are the fields that a request may have besides its key, its prompt and its bound: those that mean the same
 	// for the rest of the output. Others keep the request from going on elsewhere: a seed, several outputs, structured
 	// output, stop strings, a least number of tokens, penalties of the output alone, log probabilities of the prompt.
@@ -46,12 +43,11 @@ var outputForms = sync.OnceValue(func() map[string]*outputForm {
 	return map[string]*outputForm{
 		"/vllm.Generate/Generate": {
 			tokens: at("2.4"), text: at("2.2"), mute: at("9.4"), final: at("2.8"), total: at("2.8.1"), once: at("1"),
-			stop: at("8.3"), one: at("6.1"), temperature: at("5"),
+			stop: at("8.3"), one: at("6.1"),
 			allowed: at("5|6.2|6.3|6.4|7.3|7.4|7.5|8.6|9.4|9.5|9.6|9.7|10.1|12"),
 		},
 		"/vllm.grpc.engine.VllmEngine/Generate": {
 			tokens: at("1.1"), final: at("2"), stop: at("4.11"), one: at("4.15"),
-			temperature: at("4.1"), sampled: true,
 			allowed: at("2.1|4.1|4.2|4.3|4.4|4.7|4.12|4.13|4.14|4.22|4.26|5"),
 		},
 		"/sglang.grpc.scheduler.SglangScheduler/Generate": {
@@ -70,7 +66,6 @@ var outputForms = sync.OnceValue(func() map[string]*outputForm {
 type outputRule struct {
 	*outputForm
 	request fieldSet // what a request may have that goes on elsewhere
-	message fieldSet // what a message may have whose token is another message's as well
 }
 
 // A fieldSet is what fields of a message may be, by their paths ".4.1".
@@ -101,11 +96,10 @@ func (f fieldSet) add(as leave, places ...*place) {
 
 // newOutputRule returns that of a method with a form.
 func (m *Method) newOutputRule(f *outputForm) *outputRule {
-	o := &outputRule{outputForm: f, request: make(fieldSet), message: make(fieldSet)}
+	o := &outputRule{outputForm: f, request: make(fieldSet)}
 	o.request.add(one, &f.one)
 	o.request.add(anything, &f.allowed, &f.stop, &f.mute, &m.id, &m.session, &m.model, &m.adapter, &m.salt, &m.tokens,
 		&m.maxTokens, &m.media)
-	o.message.add(anything, &f.tokens, &f.text, &f.once, &m.usagePrompt, &m.usageOutput, &m.usageDelta, &m.usageCached)
 	return o
 }
 
@@ -126,7 +120,6 @@ type Output struct {
 	text    bool          // messages have text
 	held    bool          // text of the last ids is held back
 	ended   bool          // the last message has come
-	prefill prefillToken  // zero = the first token comes with the others
 	lost    bool          // the messages do not have what another attempt needs
 }
 
@@ -134,14 +127,11 @@ type Output struct {
 const maxOutput = 1 << 17
 
 // Output begins the output of a request. It is nil for one that cannot go on elsewhere, and for one larger than a limit
-// in bytes. The size is the most that it keeps. split: a prefill leg may have its first token.
-func (m *Method) Output(request any, limit int, split bool, ends *Ends) (o *Output, size int) {
+// in bytes. The size is the most that it keeps.
+func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int) {
 	defer harmless()
 	msg, typed := request.(proto.Message)
-	if m.output == nil || !typed {
-		return nil, 0
-	}
-	if split = split && m.output.greedy(msg); !split && !m.dialect.Resume {
+	if m.output == nil || !typed || !m.dialect.Resume {
 		return nil, 0
 	}
 	bound, size := m.MaxTokens(request), proto.Size(msg)
@@ -150,14 +140,13 @@ func (m *Method) Output(request any, limit int, split bool, ends *Ends) (o *Outp
 		return nil, 0
 	}
 	o = &Output{method: m, ends: ends, request: proto.Clone(msg), bound: bound, text: len(m.output.text.alts) > 0}
-	o.prefill.wanted = split && bound > 1
 	if in, fd := m.output.mute.find(msg.ProtoReflect()); in != nil && !in.Get(fd).Bool() {
 		o.text = false
 	}
 	return o, size + 4*(in.Get(fd).List().Len()+bound)
 }
 
-// allows reports whether all that is set in a request, or in a message at a place in it, may be.
+// allows reports whether all that is set in a request may be; at is the place of m in it.
 func (f fieldSet) allows(m protoreflect.Message, at string) bool {
 	ok := len(m.GetUnknown()) == 0
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
@@ -193,9 +182,6 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 	m, p := typed.ProtoReflect(), o.method.output
 	ids := p.tokens.ids(m)
 	final, _ := p.final.find(m)
-	if o.prefill.given {
-		return o.repeats(typed, ids, final != nil)
-	}
 	if o.moved {
 		if o.whole(typed); proto.Size(typed) == 0 {
 			return false, false
@@ -278,7 +264,7 @@ func (o *Output) Next() proto.Message {
 	if merge.Unmarshal(patch, next) != nil {
 		return nil
 	}
-	o.before, o.again, o.moved, o.prefill = n, repeats, true, prefillToken{}
+	o.before, o.again, o.moved = n, repeats, true
 	return next
 }
 

@@ -66,7 +66,7 @@ func TestOutputOfRequests(t *testing.T) {
 	} {
 		t.Run(tt.method+" "+tt.what, func(t *testing.T) {
 			m, fields := resuming(t, tt.method)
-			output, size := m.Output(build(t, nil, append(fields, tt.field)...), 1<<20, false, new(Ends))
+			output, size := m.Output(build(t, nil, append(fields, tt.field)...), 1<<20, new(Ends))
 			require.Equal(t, tt.ok, output != nil)
 			require.Equal(t, tt.ok, size > 0)
 		})
@@ -81,12 +81,12 @@ func TestOutputOfRequests(t *testing.T) {
 		"no bound":      build(t, nil, fields[:2]...),
 		"no request":    (*genRequest)(nil),
 	} {
-		output, _ := m.Output(request, 1<<20, false, new(Ends))
+		output, _ := m.Output(request, 1<<20, new(Ends))
 		require.Nil(t, output, what)
 	}
-	output, _ := m.Output(build(t, nil, fields...), 10, false, new(Ends))
+	output, _ := m.Output(build(t, nil, fields...), 10, new(Ends))
 	require.Nil(t, output, "too large")
-	output, _ = mustTable(t).Lookup(smgMethod).Output(build(t, nil, fields...), 1<<20, false, new(Ends))
+	output, _ = mustTable(t).Lookup(smgMethod).Output(build(t, nil, fields...), 1<<20, new(Ends))
 	require.Nil(t, output, "not requested")
 }
 
@@ -174,7 +174,7 @@ func TestOutputOfEngines(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, fields := resuming(t, tt.method)
-			output, _ := m.Output(build(t, nil, fields...), 1<<20, false, new(Ends))
+			output, _ := m.Output(build(t, nil, fields...), 1<<20, new(Ends))
 			receive(t, output, tt.first)
 			next := output.Next()
 			require.NotNil(t, next)
@@ -182,104 +182,6 @@ func TestOutputOfEngines(t *testing.T) {
 			require.EqualValues(t, tt.bound, m.MaxTokens(next))
 			receive(t, output, tt.second)
 			require.Equal(t, tt.ended, output.Ended())
-		})
-	}
-}
-
-// The first token of a greedy output is that of the prefill leg. The decode leg's repetition of it is removed; a
-// different token is dropped too, and the output goes on after it.
-func TestOutputWithATokenOfThePrefillLeg(t *testing.T) {
-	greedy := map[string][]pv{vllmMethod: nil, smgMethod: {{"4.1", float32(0)}}}
-	vllm := func(text string, more ...pv) []pv {
-		return append([]pv{{"2.2", text}, {"2.3", uint32(1)}, {"2.4", []uint32{11}}}, more...)
-	}
-	smg := func(ids ...uint32) []pv { return []pv{{"1.1", ids}, {"1.2", uint32(3)}, {"1.3", uint32(len(ids))}} }
-	for name, tt := range map[string]struct {
-		method  string
-		prefill []pv
-		given   []pv // what the application has of it; nil = nothing
-		decode  []outputStep
-		differs bool
-	}{
-		"vLLM": {
-			vllmMethod, vllm("a", pv{"1.1", uint32(3)}, pv{"2.8.1", uint32(1)}, pv{"2.8.6.1", "kv"}), vllm("a", pv{"1.1", uint32(3)}),
-			[]outputStep{
-				{[]pv{{"1.1", uint32(3)}}, []pv{}}, {vllm("a"), []pv{}},
-				{[]pv{{"2.2", "b"}, {"2.3", uint32(1)}, {"2.4", []uint32{12}}}, nil},
-			}, false,
-		},
-		"vLLM, several tokens at once": {
-			vllmMethod, vllm("a", pv{"2.8.1", uint32(1)}), vllm("a"),
-			[]outputStep{{
-				[]pv{{"1.1", uint32(3)}, {"2.2", "abc"}, {"2.3", uint32(3)}, {"2.4", []uint32{11, 12, 13}}},
-				[]pv{{"2.2", "bc"}, {"2.3", uint32(2)}, {"2.4", []uint32{12, 13}}},
-			}}, false,
-		},
-		"vLLM, the only token": {
-			vllmMethod, vllm("a", pv{"2.8.1", uint32(1)}), vllm("a"),
-			[]outputStep{{vllm("a", pv{"2.8.1", uint32(1)}), []pv{{"2.3", uint32(0)}, {"2.8.1", uint32(1)}}}}, false,
-		},
-		"vLLM, another token": {
-			vllmMethod, vllm("a", pv{"2.8.1", uint32(1)}), vllm("a"),
-			[]outputStep{{[]pv{{"2.2", "a"}, {"2.3", uint32(1)}, {"2.4", []uint32{12}}}, []pv{}}}, true,
-		},
-		"vLLM, another text": {
-			vllmMethod, vllm("a", pv{"2.8.1", uint32(1)}), vllm("a"), []outputStep{{vllm(" a"), []pv{}}}, true,
-		},
-		"vLLM, a part of a character": {vllmMethod, vllm("\uFFFD", pv{"2.8.1", uint32(1)}), nil, nil, false},
-		"vLLM, no token":              {vllmMethod, []pv{{"2.8.1", uint32(1)}}, nil, nil, false},
-		"vLLM, a log probability":     {vllmMethod, vllm("a", pv{"2.5.1", float32(0.5)}, pv{"2.8.1", uint32(1)}), nil, nil, false},
-		"VllmEngine":                  {smgMethod, smg(11), smg(11), []outputStep{{smg(11), []pv{}}, {smg(12), nil}}, false},
-		"VllmEngine, several":         {smgMethod, smg(11), smg(11), []outputStep{{smg(11, 12), smg(12)}}, false},
-		"VllmEngine, another":         {smgMethod, smg(11), smg(11), []outputStep{{smg(12), []pv{}}}, true},
-		"VllmEngine, not streamed":    {smgMethod, []pv{{"2.1", []uint32{11}}}, nil, nil, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m, fields := resuming(t, tt.method)
-			output, _ := m.Output(build(t, nil, append(fields, greedy[tt.method]...)...), 1<<20, true, new(Ends))
-			require.True(t, output.WantsPrefilled())
-			msg := build(t, nil, tt.prefill...)
-			require.Equal(t, tt.given != nil, output.Prefilled(msg))
-			if tt.given == nil {
-				return
-			}
-			require.False(t, output.WantsPrefilled())
-			require.Equal(t, message{typed: build(t, nil, tt.given...)}.encoded(), message{typed: msg}.encoded())
-			receive(t, output, tt.decode)
-			if require.Equal(t, tt.differs, output.Differs()); tt.differs {
-				next := output.Next()
-				require.Equal(t, []uint32{1, 2, 3, 11}, read(m, everything, next).Prompt.Tokens)
-				require.Equal(t, 5, m.MaxTokens(next))
-				require.False(t, output.Differs())
-			}
-		})
-	}
-}
-
-// Only the first token of a deterministic output comes from the prefill leg.
-func TestTokenOfThePrefillLegIsNotWanted(t *testing.T) {
-	for name, tt := range map[string]struct {
-		method string
-		field  pv
-		whole  bool // the request is not split
-		wanted bool
-	}{
-		"vLLM":                        {vllmMethod, pv{"1", "id"}, false, true},
-		"vLLM, temperature 0":         {vllmMethod, pv{"5", float32(0)}, false, true},
-		"vLLM, sampled":               {vllmMethod, pv{"5", float32(0.7)}, false, false},
-		"vLLM, whole":                 {vllmMethod, pv{"1", "id"}, true, false},
-		"VllmEngine":                  {smgMethod, pv{"1", "id"}, false, false},
-		"VllmEngine, temperature 0":   {smgMethod, pv{"4.1", float32(0)}, false, true},
-		"VllmEngine, sampled":         {smgMethod, pv{"4.1", float32(1)}, false, false},
-		"SGLang, which has no answer": {sglangMethod, pv{"4.1", float32(0)}, false, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			m, fields := resuming(t, tt.method)
-			output, _ := m.Output(build(t, nil, append(fields, tt.field)...), 1<<20, !tt.whole, new(Ends))
-			require.Equal(t, tt.wanted, output.WantsPrefilled())
-			// Without Resume in the dialect the output is kept for the token alone.
-			output, _ = mustTable(t).Lookup(tt.method).Output(build(t, nil, append(fields, tt.field)...), 1<<20, !tt.whole, new(Ends))
-			require.Equal(t, tt.wanted, output != nil)
 		})
 	}
 }
@@ -310,12 +212,12 @@ func TestOutputThatIsOver(t *testing.T) {
 			m, fields := resuming(t, tt.method)
 			ends := new(Ends)
 			if tt.method == smgMethod { // another stream of the channel ends with 5
-				other, _ := m.Output(build(t, nil, fields...), 1<<20, false, ends)
+				other, _ := m.Output(build(t, nil, fields...), 1<<20, ends)
 				other.Read(build(t, nil, smgChunk(1, 5)...))
 				other.Read(build(t, nil, pv{"2.2", "stop"}))
 				require.True(t, other.Ended())
 			}
-			output, _ := m.Output(build(t, nil, append(fields, tt.more...)...), 1<<20, false, ends)
+			output, _ := m.Output(build(t, nil, append(fields, tt.more...)...), 1<<20, ends)
 			require.NotNil(t, output)
 			deliver, _ := output.Read(build(t, nil, tt.got...))
 			require.True(t, deliver)
@@ -323,7 +225,7 @@ func TestOutputThatIsOver(t *testing.T) {
 		})
 	}
 	m, fields := resuming(t, smgMethod)
-	output, _ := m.Output(build(t, nil, fields...), 1<<20, false, new(Ends))
+	output, _ := m.Output(build(t, nil, fields...), 1<<20, new(Ends))
 	deliver, useless := output.Read(marshal(t, build(t, nil, smgChunk(1, 11)...)))
 	require.True(t, deliver && useless, "a message that is not decoded")
 }

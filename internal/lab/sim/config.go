@@ -49,8 +49,6 @@ type Config struct {
 	// Split decides which requests are split over two engines where there are such: one of baseline.Splits;
 	// empty means the product's own comparison of costs, baseline.SplitNever that no engine has a role.
 	Split string
-	// Greedy: outputs are not sampled, so the prefill leg's token is the application's first. Zero: they are.
-	Greedy bool
 	// Channel is the clients' config, as in a service config. Its policy is one of Policies.
 	Channel policy.Config
 	// Patience is how long after its arrival a request that waits in a client's queue gives up; 0 means never.

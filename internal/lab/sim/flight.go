@@ -159,9 +159,6 @@ func (r *run) end(f *flight, seq *enginesim.Sequence) error {
 		return fmt.Errorf("sim: request %s ended twice", f.req.ID)
 	}
 	s.TTFT, s.TPOT, s.Latency = res.FirstToken-s.At, res.TPOT(), res.End-s.At
-	if first := f.legs.first; first > 0 {
-		s.TTFT, s.TPOT = first-s.At, (res.End-first)/time.Duration(max(res.OutputTokens-1, 1))
-	}
 	s.Output = res.OutputTokens
 	if f.legs.stage == whole {
 		s.Cached, s.Computed = res.CachedTokens, res.ComputedTokens

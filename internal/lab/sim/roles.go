@@ -13,7 +13,6 @@ type legs struct {
 	stage   stage
 	prefill router.Reservation  // that of the decode leg is the flight's own
 	work    enginesim.Request   // the whole request
-	first   time.Duration       // the application has the prefill leg's token; 0 = it waits for the decode leg's
 	held    *enginesim.Sequence // the prefill leg, which holds its KV until that has moved
 }
 
@@ -54,9 +53,6 @@ func (r *run) handOver(f *flight, seq *enginesim.Sequence) {
 	res, s, l := seq.Result(), f.sample, &f.legs
 	s.Cached, s.Computed = res.CachedTokens, res.ComputedTokens
 	l.stage, l.held = decoding, seq
-	if r.Greedy {
-		l.first = r.now
-	}
 	r.moving++
 	l.prefill.Release()
 	f.router.Complete(&f.req, l.prefill.Decision, policy.Outcome{

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/lab/drive"
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
 	"github.com/warmpath/warmpath/internal/lab/workload"
@@ -101,23 +100,6 @@ func TestTransfer(t *testing.T) {
 	e, err := enginesim.New(enginesim.Config{})
 	require.NoError(t, err)
 	require.InDelta(t, e.Transfer(80_000).Seconds(), (late - soon).Seconds(), 0.1)
-}
-
-// A greedy output has its first token from the prefill leg, and ends where a sampled one does.
-func TestGreedy(t *testing.T) {
-	rs := []workload.Request{
-		{ID: "a", PromptTokens: 80_000, OutputTokens: 9, Segments: []workload.Segment{{Seed: 1, Len: 80_000}}},
-	}
-	run := func(greedy bool) *drive.Sample {
-		return &runOf(t, rs, Config{Replicas: 2, Clients: 1, Prefill: 1, Decode: 1, Split: "always", Greedy: greedy,
-			Channel: named("round_robin"), Seed: 1}).Samples[0]
-	}
-	sampled, greedy := run(false), run(true)
-	require.Equal(t, sampled.Latency, greedy.Latency)
-	e, err := enginesim.New(enginesim.Config{})
-	require.NoError(t, err)
-	require.InDelta(t, e.Transfer(80_000).Seconds(), (sampled.TTFT - greedy.TTFT).Seconds(), 0.1)
-	require.InDelta(t, greedy.Latency.Seconds(), (greedy.TTFT + 8*greedy.TPOT).Seconds(), 1e-6)
 }
 
 // A request that only the engine of its decode leg refuses ends there, and the KV of its prompt is freed.
