@@ -65,15 +65,21 @@ type roomFleet struct {
 
 func startRoomFleet(t testing.TB, opts ...grpc.DialOption) *roomFleet {
 	t.Helper()
+	return startRankedRooms(t, `{"prefix_cache_affinity":{}}`, 0, opts...)
+}
+
+// startRankedRooms is startRoomFleet with a policy, and so many data-parallel ranks of the prefill replica.
+func startRankedRooms(t testing.TB, policyConfig string, ranks int, opts ...grpc.DialOption) *roomFleet {
+	t.Helper()
 	f := &roomFleet{p: &roomReplica{legs: make(chan roomLeg)}, d: &roomReplica{legs: make(chan roomLeg)}, m: newMeter(t)}
 	prefills, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.p) })
 	decodes, _ := serveLegs(t, func(s *grpc.Server) { sglangpb.RegisterSglangSchedulerServer(s, f.d) })
 	apart, _ := serveLegs(t, func(*grpc.Server) {})
 	f.cc = dial(t, "rooms:///x", append([]grpc.DialOption{grpc.WithResolvers(newDirectory("rooms", members(
-		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000"},
+		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, KVBootstrap: "10.0.0.9:7000", Ranks: ranks},
 		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
 		policy.Attributes{ID: "e", Address: apart, Role: policy.RoleDecode, Pair: "other"},
-	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), f.m.option}, opts...)...)
+	))), client.WithConfig(config(policyConfig)), f.m.option}, opts...)...)
 	f.splits(t)
 	return f
 }
@@ -165,6 +171,22 @@ func TestLegsMeetInARoom(t *testing.T) {
 	require.NoError(t, <-result)
 	require.Equal(t, "p", d.Prefill)
 	require.Equal(t, "d", d.Replica)
+	f.idle(t)
+}
+
+// Engines that read no rank of a leg read it out of the room.
+func TestTheRoomTellsTheRankOfPrefill(t *testing.T) {
+	const ranks = 3
+	f := startRankedRooms(t, `{"kv_aware":{}}`, ranks)
+	for range 12 {
+		result := f.call(deadline(t), nil)
+		p, q := f.legs(t)
+		rank := p.q.DataParallelRank
+		require.Equal(t, rank, p.q.DisaggregatedParams.BootstrapRoom%ranks)
+		p.answers(nil)
+		q.answers(nil)
+		require.NoError(t, <-result)
+	}
 	f.idle(t)
 }
 

@@ -42,9 +42,12 @@ type Dialect struct {
 	// Rank is where the engine reads the data-parallel rank: the number of an integer of the
 	// request. The chosen rank is written there, unless the application set one.
 	Rank Path `json:"rank,omitempty"`
-	// Priority is where the engine reads the priority: an integer of the request, the lowest first. A call of high
-	// priority gets -1 there and one of low priority 1, unless the application set one.
+	// Priority is where the engine reads the priority: an integer of the request. A call of high priority gets -1 there
+	// and one of low priority 1, unless the application set one.
 	Priority Path `json:"priority,omitempty"`
+	// LargestFirst says that the engine serves the largest Priority first, as SGLang does. Then a call of high priority
+	// gets 1 and every other call nothing: SGLang may serve a request without a priority last.
+	LargestFirst bool `json:"largest_first,omitempty"`
 	// MaxTokens is the bound of output tokens: an integer of the request. Resume lowers it by the tokens that have come.
 	MaxTokens Path `json:"max_tokens,omitempty"`
 

@@ -139,7 +139,11 @@ func (a *Attempts) Prefill(s Sender) error {
 		return err
 	}
 	if !l.kv.Sequential() {
-		l.transfer.Room = rooms.take()
+		if d := l.prefill.Decision(); d.Rank() >= 0 {
+			l.transfer.Room = rooms.take(d.Rank(), d.Replica.Ranks)
+		} else {
+			l.transfer.Room = rooms.take(0, 1)
+		}
 	}
 	c.split, l.done = true, make(chan struct{})
 	opts := append(withoutResults(a.Each), grpc.ForceCodecV2(&legCodec{l.codec, &l.prefill}))

@@ -15,18 +15,22 @@ type roomSet struct {
 	used map[int32]bool
 }
 
-// take returns an unguessable number that is not in use: positive, and so are its lower 31 bits.
-func (s *roomSet) take() int64 {
+// take returns an unguessable number that is not in use: positive, and so are its lower 31 bits. The remainder of both
+// by the ranks of the prefill replica is its rank: engines that read no rank of a leg read it out of the room.
+func (s *roomSet) take(rank, ranks int) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	n := int64(max(ranks, 1))
 	for {
 		var b [8]byte
 		_, _ = rand.Read(b[:]) // it never fails
-		room := int64(binary.LittleEndian.Uint64(b[:]) >> 1)
-		if low := int32(room & (1<<31 - 1)); low != 0 && !s.used[low] {
-			s.used[low] = true
-			return room
+		low, high := int64(binary.LittleEndian.Uint32(b[:])>>1), int64(binary.LittleEndian.Uint32(b[4:]))
+		low += int64(rank) - low%n
+		if low <= 0 || low >= 1<<31 || s.used[int32(low)] {
+			continue
 		}
+		s.used[int32(low)] = true
+		return (high-high%n)<<31 | low
 	}
 }
 

@@ -89,7 +89,8 @@ var Builtin = []dialect.Dialect{
 		Methods:   []string{"/vllm.grpc.engine.VllmEngine/Generate"},
 		MaxTokens: "4.8",
 		RequestID: "1", Prompt: "3", Tokens: "2.2", Rank: "9", Usage: chunkDelta,
-		Media: &dialect.Media{Path: "7", ID: "6[]", Offset: "5[].1"}, Abort: "/vllm.grpc.engine.VllmEngine/Abort",
+		// Prepared media of one modality, of others, and addresses.
+		Media: &dialect.Media{Path: "7|11|10", ID: "6[]|1[].2", Offset: "5[].1"}, Abort: "/vllm.grpc.engine.VllmEngine/Abort",
 		KV: &dialect.KV{
 			Params: "8|6", Sequences: "4.15", Answer: "2.12",
 			Prefill: legFields{"4.8": "1", "4.9": "1", "8": `{"do_remote_decode":true}`},
@@ -106,7 +107,8 @@ var Builtin = []dialect.Dialect{
 		KV: bootstrap("10", "4.17", legFields{"10.1": "$host", "10.2": "$port", "10.3": "$room32"}),
 	}, {
 		Methods:   []string{"/sglang.grpc.scheduler.SglangScheduler/Embed"},
-		RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8", Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
+		RequestID: "1", Tokens: "2.2", Prompt: "10[]", Rank: "8",
+		Media: &dialect.Media{Path: "4", Offset: "11[].1"}, Abort: "/sglang.grpc.scheduler.SglangScheduler/Abort",
 	}, {
 		Methods: []string{"/sglang.runtime.v1.SglangService/TextGenerate"},
 		Prompt:  "1", RequestID: "8", Adapter: "9", Session: "13|10", Rank: "11", Usage: metaInfo,
@@ -114,6 +116,7 @@ var Builtin = []dialect.Dialect{
 	}, {
 		Methods: []string{"/sglang.runtime.v1.SglangService/Generate"},
 		Tokens:  "1", RequestID: "7", Adapter: "8", Session: "12|9", Rank: "10", Usage: metaInfo,
+		Priority: "14", LargestFirst: true,
 		KV: bootstrap("13", "2.13", legFields{"13.1": "$host", "13.2": "$port", "13.3": "$room"}),
 	}, {
 		Methods:  []string{"/sglang.runtime.v1.SglangService/ChatComplete", "/sglang.runtime.v1.SglangService/Complete"},
@@ -137,7 +140,7 @@ var Builtin = []dialect.Dialect{
 	}, {
 		Methods:   []string{"/trtllm.TrtllmService/Generate"},
 		MaxTokens: "5",
-		RequestID: "1", Tokens: "2.2", Adapter: "13.1", CacheSalt: "19",
+		RequestID: "1", Tokens: "2.2", Adapter: "13.1", CacheSalt: "19", Media: &dialect.Media{Path: "15"},
 		Usage: dialect.Usage{Prompt: "2.3|3.5", Output: "2.4|3.6", Cached: "2.5|3.7"}, Abort: "/trtllm.TrtllmService/Abort",
 	}, {
 		Methods:   []string{"/trtllm.TrtllmService/Embed"},
@@ -145,12 +148,12 @@ var Builtin = []dialect.Dialect{
 	}, {
 		// The two numbers inside tokenized are swapped in these two.
 		Methods:   []string{"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Generate"},
-		RequestID: "1", Tokens: "2.1", Usage: chunkSecond,
-		Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
-		KV:    bootstrap("11", "3.15", legFields{"11.1": "$host", "11.2": "$port", "11.3": "$room"}),
+		RequestID: "1", Tokens: "2.1", Rank: "12", Usage: chunkSecond,
+		Media: &dialect.Media{Path: "9.1", ID: "2", Offset: "5[].1"}, Abort: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/Abort",
+		KV: bootstrap("11", "3.15", legFields{"11.1": "$host", "11.2": "$port", "11.3": "$room"}),
 	}, {
 		Methods:   []string{"/smg.worker.v1.WorkerInference/Generate"},
-		RequestID: "1", Tokens: "2.1", Usage: chunkSecond,
+		RequestID: "1", Tokens: "2.1", Rank: "9", Usage: chunkSecond,
 		Abort: "/smg.worker.v1.WorkerInference/Abort",
 	}, {
 		Methods:   []string{"/mlx.grpc.engine.MlxEngine/Generate"},
@@ -159,8 +162,8 @@ var Builtin = []dialect.Dialect{
 	}, {
 		// The session inside kv is a handle for KV transfer, not a conversation.
 		Methods:   []string{"/openengine.v1.Inference/Generate"},
-		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "8.3", Adapter: "11",
-		Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
+		RequestID: "1", Model: "2", Prompt: "3", Tokens: "4.1", CacheSalt: "8.4|8.3", Adapter: "11",
+		Media: &dialect.Media{Path: "10", ID: "6|2|3|4"}, Usage: dialect.Usage{Prompt: "10.1", Output: "10.2", Cached: "10.4"},
 		Abort: "/openengine.v1.Control/Abort",
 		KV: &dialect.KV{ // prefill_ready, where 0.1.0 had it and where it is now
 			Params: "8.1", Sequences: "5.9", Answer: "4.1|3.1",

@@ -21,6 +21,12 @@ func TestPatchPriority(t *testing.T) {
 	require.Empty(t, vllm.PatchPriority(nil, 0, plain), "normal")
 	require.Empty(t, vllm.PatchPriority(nil, 1, append(plain, field(7)...)), "the application has set it")
 	require.Empty(t, other.PatchPriority(nil, 1, plain), "it has no field for it")
+	// SGLang serves the largest first, and may serve a request without a priority behind all others.
+	sglang := table.Lookup("/sglang.runtime.v1.SglangService/Generate")
+	high := protowire.AppendVarint(protowire.AppendTag(nil, 14, protowire.VarintType), 1)
+	require.Equal(t, high, sglang.PatchPriority(nil, 1, []byte{}), "high")
+	require.Empty(t, sglang.PatchPriority(nil, -1, []byte{}), "low")
+	require.Empty(t, table.Lookup("/sglang.runtime.v1.SglangService/TextGenerate").PatchPriority(nil, 1, []byte{}))
 	_, err := NewTable(dialect.Dialect{Methods: []string{"/a/b"}, Priority: "1[].2"})
 	require.ErrorContains(t, err, "priority: ")
 }

@@ -162,13 +162,17 @@ func (m *Method) HasRank(msg any) bool { return m.TakesRank() && m.has(&m.rank, 
 // PatchRank appends the rank to a patch of a request that has a field for it.
 func (m *Method) PatchRank(patch []byte, rank int) []byte { return m.rank.number(patch, int64(rank)) }
 
-// PatchPriority appends the engine's priority of a level, of which the lowest is served first, to a patch: nothing
-// where the level is normal, requests have no field for it, or the application has set it in the message.
+// PatchPriority appends the engine's priority of a level to a patch: nothing if the level is normal, if the engine has
+// no number for the level, if requests have no field for it, or if the application has set it in the message.
 func (m *Method) PatchPriority(patch []byte, level int, msg any) []byte {
-	if level == 0 || len(m.priority.alts) == 0 || m.has(&m.priority, msg) {
+	value := -level
+	if m.dialect.LargestFirst {
+		value = max(level, 0) // an engine may serve a request without priority last
+	}
+	if value == 0 || len(m.priority.alts) == 0 || m.has(&m.priority, msg) {
 		return patch
 	}
-	return m.priority.number(patch, int64(-level))
+	return m.priority.number(patch, int64(value))
 }
 
 // has reports whether a request message has something at a place.
@@ -232,7 +236,7 @@ func (m *Method) mixMedia(q *policy.Request, s *source) {
 }
 
 // mediaIn calls mix for the media of a message that holds some, with the places of their first placeholders; -1 is not
-// known. Several pair with their places one by one, or are one where that is not possible.
+// known. Several pair with their places one by one. One begins at its first place. If the two do not fit, all are one.
 func (m *Method) mediaIn(s *source, mix func(hash uint64, at int64)) {
 	var ids []string
 	m.mediaID.each(s, func(v value) {
@@ -252,12 +256,16 @@ func (m *Method) mediaIn(s *source, mix func(hash uint64, at int64)) {
 			mix(xxh3.HashString(id), places[i])
 		}
 	case len(ids) == 1:
-		mix(xxh3.HashString(ids[0]), -1)
+		mix(xxh3.HashString(ids[0]), first(places))
 	case s.populated() > 0:
-		at := int64(-1)
-		if len(places) > 0 {
-			at = slices.Min(places)
-		}
-		mix(xxh3.Hash(s.encoded()), at)
+		mix(xxh3.Hash(s.encoded()), first(places))
 	}
+}
+
+// first returns the lowest of some places, -1 of none.
+func first(places []int64) int64 {
+	if len(places) == 0 {
+		return -1
+	}
+	return slices.Min(places)
 }
