@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -72,15 +73,28 @@ func (o *outputFlags) write(c *cobra.Command, r *report.Report) error {
 		switch {
 		case res.FirstError == nil:
 		case res.Goodput == 0 && res.Latency.Mean == 0:
-			return fmt.Errorf("every request of %s failed, the first with: %w", res.Policy, res.FirstError)
+			return fmt.Errorf("every request of %s failed, the first with: %s", res.Policy, oneLine(res.FirstError))
 		default:
-			fmt.Fprintf(c.ErrOrStderr(), "%s: %d requests failed, the first with: %v\n", res.Policy, res.Errors, res.FirstError)
+			fmt.Fprintf(c.ErrOrStderr(), "%s: %d requests failed, the first with: %s\n", res.Policy, res.Errors, oneLine(res.FirstError))
 		}
 	}
 	if r.Invalid != "" {
 		return invalidError{r.Invalid}
 	}
 	return nil
+}
+
+// oneLine is the beginning of an error: engines answer with stack traces.
+func oneLine(err error) string {
+	const most = 300
+	text, _, more := strings.Cut(err.Error(), "\n")
+	if len(text) > most {
+		text, more = strings.ToValidUTF8(text[:most], ""), true
+	}
+	if more {
+		text += " …"
+	}
+	return text
 }
 
 // counted is a number of things, of one or of several.

@@ -194,12 +194,12 @@ func (l *load) send(ctx context.Context, cc *grpc.ClientConn, c *Call) {
 	q := l.request(c)
 	var a drive.Answer
 	if c.Unary {
-		_, a.Err = vllmpb.NewInferenceClient(cc).Generate(ctx, drive.InferenceRequest("", q), grpc.Trailer(&a.Trailer))
+		_, a.Err = vllmpb.NewInferenceClient(cc).Generate(ctx, drive.InferenceRequest(drive.Model{}, q), grpc.Trailer(&a.Trailer))
 		if a.Err == nil {
 			a.First = time.Now()
 		}
 	} else {
-		a = drive.SendInference(ctx, cc, "", q)
+		a = drive.SendInference(ctx, cc, drive.Model{}, q)
 	}
 	if c.Err, c.Received = a.Err, a.Output; !a.First.IsZero() {
 		c.First = a.First.Sub(l.start)

@@ -31,8 +31,8 @@ type Options struct {
 	Config string
 	// Dialect is one of Dialects; empty means the first.
 	Dialect string
-	// Model is the model to ask for, where the dialect has a field for it.
-	Model string
+	// Model is what the target serves.
+	Model Model
 	// Speed is how many seconds of the workload pass in a second; 0 means 1.
 	Speed float64
 	// WarmUp is how much of the workload is sent and not measured, in its own time.
@@ -105,6 +105,9 @@ func Run(ctx context.Context, rs []workload.Request, o Options) ([]Sample, error
 	}()
 	if err != nil {
 		return nil, err
+	}
+	if o.Dialect == "" || o.Dialect == DefaultDialect {
+		o.Model.ask(ctx, channels[0])
 	}
 	r := run{Options: &o, send: send, samples: make([]Sample, len(rs))}
 	r.all(ctx, rs, channels)

@@ -24,6 +24,23 @@ import (
 // DefaultDialect is the dialect where none is named.
 const DefaultDialect = "vllm"
 
+// Model is what the servers run.
+type Model struct {
+	// Name is what requests ask for, if the dialect has a field for it.
+	Name string
+	// Vocabulary is the number of the model's token ids: prompts have ids below it. 0 = the servers are asked with
+	// GetModelInfo; if they do not tell, prompts have any ids, which simulated engines take.
+	Vocabulary uint32
+}
+
+// ask fills the size of the vocabulary in, if the servers tell it.
+func (m *Model) ask(ctx context.Context, cc *grpc.ClientConn) {
+	if m.Vocabulary == 0 {
+		info, _ := enginepb.NewVllmEngineClient(cc).GetModelInfo(ctx, &enginepb.GetModelInfoRequest{})
+		m.Vocabulary = info.GetVocabSize()
+	}
+}
+
 // Answer is what came back for one request.
 type Answer struct {
 	First   time.Time // when the first token came
@@ -43,7 +60,7 @@ func (a *Answer) Figure(name string) (float64, bool) {
 }
 
 // sender sends a request in one dialect and reads the answer to its end.
-type sender func(ctx context.Context, cc *grpc.ClientConn, model string, q *workload.Request) Answer
+type sender func(ctx context.Context, cc *grpc.ClientConn, m Model, q *workload.Request) Answer
 
 var senders = map[string]sender{
 	DefaultDialect:   sendEngine,
@@ -61,7 +78,7 @@ func senderFor(dialect string) (sender, error) {
 }
 
 // sendEngine speaks vllm.grpc.engine.VllmEngine.
-func sendEngine(ctx context.Context, cc *grpc.ClientConn, _ string, q *workload.Request) Answer {
+func sendEngine(ctx context.Context, cc *grpc.ClientConn, m Model, q *workload.Request) Answer {
 	r := &enginepb.GenerateRequest{
 		RequestId: q.ID, Stream: true,
 		SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(uint32(q.OutputTokens))},
@@ -69,7 +86,7 @@ func sendEngine(ctx context.Context, cc *grpc.ClientConn, _ string, q *workload.
 	if q.Text != "" {
 		r.Input = &enginepb.GenerateRequest_Text{Text: q.Text}
 	} else {
-		r.Input = &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: q.Tokens()}}
+		r.Input = &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: q.TokensBelow(m.Vocabulary)}}
 	}
 	stream, err := enginepb.NewVllmEngineClient(cc).Generate(ctx, r)
 	return receive(stream, err, func(m *enginepb.GenerateResponse, output int) int {
@@ -81,17 +98,17 @@ func sendEngine(ctx context.Context, cc *grpc.ClientConn, _ string, q *workload.
 }
 
 // SendInference sends a request to vllm.Inference and reads the stream of its answer to the end.
-func SendInference(ctx context.Context, cc *grpc.ClientConn, model string, q *workload.Request) Answer {
-	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, InferenceRequest(model, q))
+func SendInference(ctx context.Context, cc *grpc.ClientConn, m Model, q *workload.Request) Answer {
+	stream, err := vllmpb.NewInferenceClient(cc).GenerateStream(ctx, InferenceRequest(m, q))
 	return receive(stream, err, func(m *vllmpb.GenerateResponse, output int) int {
 		return output + int(m.GetOutputs().GetNumTokens())
 	})
 }
 
 // InferenceRequest is a request of a workload in the words of vllm.Inference.
-func InferenceRequest(model string, q *workload.Request) *vllmpb.GenerateRequest {
+func InferenceRequest(m Model, q *workload.Request) *vllmpb.GenerateRequest {
 	r := &vllmpb.GenerateRequest{
-		RequestId: q.ID, Model: model, Stopping: &vllmpb.StoppingCriteria{MaxNewTokens: uint32(q.OutputTokens)},
+		RequestId: q.ID, Model: m.Name, Stopping: &vllmpb.StoppingCriteria{MaxNewTokens: uint32(q.OutputTokens)},
 	}
 	if q.Session != "" {
 		r.SessionId = &q.Session
@@ -99,7 +116,7 @@ func InferenceRequest(model string, q *workload.Request) *vllmpb.GenerateRequest
 	if q.Text != "" {
 		r.Prompt = &vllmpb.GenerateRequest_Text{Text: q.Text}
 	} else {
-		r.Prompt = &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: q.Tokens()}}
+		r.Prompt = &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: q.TokensBelow(m.Vocabulary)}}
 	}
 	return r
 }

@@ -49,6 +49,18 @@ func (r *Request) Hashes(dst []uint64, blockSize int, seed kvindex.Seed) (hashes
 // Tokens is the prompt as token ids.
 func (r *Request) Tokens() []uint32 { return r.AppendTokens(make([]uint32, 0, r.PromptTokens)) }
 
+// TokensBelow is the prompt as token ids of a model with a vocabulary of this size; 0 = any ids. Equal tokens stay
+// equal, and prompts that differ differ still, but for a chance of one in the size of the vocabulary for each token.
+func (r *Request) TokensBelow(vocabulary uint32) []uint32 {
+	tokens := r.Tokens()
+	if vocabulary > 0 {
+		for i, t := range tokens {
+			tokens[i] = uint32(mix(uint64(t)) % uint64(vocabulary))
+		}
+	}
+	return tokens
+}
+
 // AppendTokens appends the prompt as token ids to dst.
 func (r *Request) AppendTokens(dst []uint32) []uint32 {
 	if r.Text != "" {
