@@ -1,0 +1,72 @@
+package real
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
+	"github.com/warmpath/warmpath/client"
+)
+
+// caches is what engines of unbounded caches hold: each full block of what they have computed, by all that is before it.
+type caches map[string]map[string]bool // by replica
+
+// computed adds what a call has computed: its prompt, and its output but for the last token, which was sampled only.
+func (c caches) computed(a answer) {
+	if c[a.Replica] == nil {
+		c[a.Replica] = make(map[string]bool)
+	}
+	all := join(a.prompt, a.output[:len(a.output)-1])
+	for n := blockTokens; n <= len(all); n += blockTokens {
+		key := make([]byte, 0, 2*n)
+		for _, id := range all[:n] {
+			key = append(key, byte(id), byte(id>>8))
+		}
+		c[a.Replica][a.salt+"/"+a.adapter+"/"+string(key)] = true
+	}
+}
+
+// inTurns holds conversations one call at a time: the first turns of all, then the second ones. Before each call it
+// waits until the channel has heard of all blocks that were stored.
+func inTurns(t *testing.T, all []conversation, ask generate, m *meter) (answers []answer) {
+	t.Helper()
+	held := make(caches)
+	prompts := make([][]uint32, len(all))
+	for turn := range all[0].turns {
+		for i, c := range all {
+			if turn == 0 {
+				prompts[i] = c.system
+			}
+			prompts[i] = join(prompts[i], c.turns[turn])
+			a := ask(t.Context(), request{prompt: prompts[i], bound: outputTokens})
+			require.NoError(t, a.err)
+			prompts[i] = join(prompts[i], a.output)
+			answers = append(answers, a)
+			held.computed(a)
+			require.Eventually(t, func() bool {
+				return m.ofReplica(t, "warmpath.kv_events.blocks", a.Replica) == int64(len(held[a.Replica]))
+			}, time.Minute, time.Millisecond, "%d blocks of %s", len(held[a.Replica]), a.Replica)
+		}
+	}
+	return answers
+}
+
+// Once the events of the calls before it have arrived, the tokens that a call is expected to find cached are those that
+// the engine finds, each time.
+func TestExpectedCachedTokensAreTheEngines(t *testing.T) {
+	engines := shared(t)
+	m := newMeter(t)
+	conn := dial(t, target(engines), m.option, client.WithConfig(`{"kv_events":"grpc:vllm"}`), client.WithPolicy(kvaware.Config{}))
+	expected, cached, replicas := 0, 0, make(map[string]bool)
+	for i, a := range inTurns(t, conversations(36, 1), viaEngine(conn), m) {
+		require.Equal(t, a.cached, a.MatchedTokens, "call %d: %+v", i, a.Decision)
+		require.Equal(t, a.cached, a.Usage.CachedTokens)
+		require.Equal(t, len(a.prompt), a.Usage.PromptTokens)
+		expected, cached = expected+a.MatchedTokens, cached+a.cached
+		replicas[a.Replica] = true
+	}
+	t.Logf("expected %d, cached %d", expected, cached)
+	require.Greater(t, len(replicas), 1)
+}
