@@ -207,7 +207,6 @@ func checkName(name string) error {
 
 // checkServer checks all but the deployments. The error names the field.
 func (c *Config) checkServer() error {
-	embed := cmp.Or(cmp.Or(c.Cluster.NATS, new(cluster.NATS)).Embed, new(cluster.Embed))
 	return cmp.Or(
 		c.checkAddress("listen", c.Listen, c.TLS != nil, "there is no TLS"),
 		strict.In("tls.", c.TLS.validate()),
@@ -220,7 +219,6 @@ func (c *Config) checkServer() error {
 		strict.Within("max_connections", c.MaxConnections, 1, 1<<20),
 		strict.Within("max_reservations", c.MaxReservations, 1, 1<<24),
 		strict.In("cluster.", c.Cluster.Validate()),
-		c.checkAddress("cluster.nats.embed.listen", embed.Listen, embed.TLS != nil, "there is no cluster.nats.embed.tls"),
 	)
 }
 

@@ -46,18 +46,7 @@ func TestServerConfigPage(t *testing.T) {
 			}
 		}
 	}
-	var nats []string // flat: embed.listen
-	embed, _ := fieldsOf(t, cluster.Embed{})
-	outer, _ := fieldsOf(t, cluster.NATS{})
-	for _, name := range outer {
-		if name != "embed" {
-			nats = append(nats, name)
-			continue
-		}
-		for _, inner := range embed {
-			nats = append(nats, "embed."+inner)
-		}
-	}
+	nats, _ := fieldsOf(t, cluster.NATS{})
 	var listed []string
 	for _, row := range regexp.MustCompile("(?m)^\\| `([a-z_.]+)` ").FindAllStringSubmatch(sections["cluster"], -1) {
 		listed = append(listed, row[1])

@@ -19,7 +19,10 @@ func (s services) Get(ctx context.Context, r *warmpathv1.GetRequest) (*warmpathv
 	if err != nil {
 		return nil, err
 	}
-	e, _ := d.picks.store.Get(ctx, r.GetKey()) // an entry of version 0 where there is none
+	e, err := d.picks.store.Get(ctx, r.GetKey())
+	if err != nil && !errors.Is(err, policy.ErrNotFound) { // an entry that does not exist has version 0
+		return nil, storeStatus(err)
+	}
 	return &warmpathv1.GetResponse{Value: e.Value, Version: e.Version, TtlMs: uint64(e.TTL.Milliseconds())}, nil
 }
 
@@ -52,7 +55,7 @@ func (s services) Delete(ctx context.Context, r *warmpathv1.DeleteRequest) (*war
 	if err != nil {
 		return nil, err
 	}
-	return new(warmpathv1.DeleteResponse), d.picks.store.Delete(ctx, r.GetKey())
+	return new(warmpathv1.DeleteResponse), storeStatus(d.picks.store.Delete(ctx, r.GetKey()))
 }
 
 // ttlOf is the TTL of a message; 0 = the longest. One that is too long stays so.
@@ -60,8 +63,10 @@ func ttlOf(ms uint64) time.Duration {
 	return time.Duration(min(ms, math.MaxInt64/uint64(time.Millisecond))) * time.Millisecond
 }
 
+// storeStatus returns the status of a store's error. The store in memory fails with the errors of [policy.Store] only, so
+// any other error comes from a store that cannot be reached.
 func storeStatus(err error) error {
-	code := codes.Internal
+	code := codes.Unavailable
 	switch {
 	case err == nil:
 		return nil

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -36,7 +35,7 @@ type serverCluster struct {
 	configs []string // files
 	listen  []string // ports
 	servers []*drive.Process
-	wires   []*natsWire // between each server and NATS, if NATS is a separate process
+	wires   []*natsWire // between each server and NATS
 }
 
 // clusterTime is the length of the conversations. The fault happens after a third of it, and the rest is measured.
@@ -101,8 +100,8 @@ func (w *natsWire) cut() {
 	w.mend = sync.OnceFunc(w.gate.Unlock)
 }
 
-// startCluster starts the servers, with embedded NATS or with a separate one.
-func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serverCluster {
+// startCluster starts NATS and the servers.
+func startCluster(t testing.TB, mode string, speed float64) *serverCluster {
 	fleet, err := drive.StartFleet(t.Context(), 4, 0, grpcserver.Config{
 		Engine: enginesim.Config{KVTokens: 60_000}, // full after a third of the conversations
 		Speed:  speed, KVEvents: kvpublish.NewLog(0), KVHistory: true,
@@ -118,30 +117,17 @@ func startCluster(t testing.TB, mode string, embedded bool, speed float64) *serv
 			return "warmpath://" + host + strings.Join(c.listen, ","+host) + "/live"
 		},
 	}
-	routes := freeport.Find(n)
 	// However fast the engines are, servers share their state every 50 ms: a shorter period is too much for a busy
 	// machine.
 	l := live{Options: drive.Options{Speed: 2}, engines: 4, deadline: time.Second / 5}
-	var running *natsserver.Server
-	if !embedded {
-		running, err = natsserver.NewServer(&natsserver.Options{
-			Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true,
-		})
-		require.NoError(t, err)
-		go running.Start()
-		require.True(t, running.ReadyForConnections(time.Minute))
-		t.Cleanup(func() {
-			running.Shutdown()
-			running.WaitForShutdown()
-		})
-	}
+	nats, end, err := startNATS()
+	require.NoError(t, err)
+	t.Cleanup(end)
 	for i := range n {
-		all := l.serverConfig(mode, "prefix_cache_affinity", c.options.Replicas, routes, i)
-		if !embedded {
-			w := newNATSWire(t, running.Addr().String())
-			c.wires = append(c.wires, w)
-			all.Cluster.NATS = &cluster.NATS{URL: "nats://" + w.lis.Addr().String()}
-		}
+		all := l.serverConfig(mode, "prefix_cache_affinity", c.options.Replicas)
+		w := newNATSWire(t, nats)
+		c.wires = append(c.wires, w)
+		all.Cluster.NATS = &cluster.NATS{URL: "nats://" + w.lis.Addr().String()}
 		config, err := json.Marshal(all)
 		require.NoError(t, err)
 		c.configs[i] = file(t, "server.yaml", string(config))
@@ -213,24 +199,23 @@ func (c *serverCluster) run(rate float64, happens func()) drive.Result {
 
 // clusterFaults are the faults of a server or of NATS.
 var clusterFaults = []struct {
-	name     string
-	embedded bool
-	happens  func(*serverCluster)
+	name    string
+	happens func(*serverCluster)
 }{
-	{"none", true, func(*serverCluster) {}},
-	{"kill", true, func(c *serverCluster) { c.servers[0].Kill() }},
-	{"pause", true, func(c *serverCluster) {
+	{"none", func(*serverCluster) {}},
+	{"kill", func(c *serverCluster) { c.servers[0].Kill() }},
+	{"pause", func(c *serverCluster) {
 		if !c.servers[0].Pause() {
 			c.t.Error("SIGSTOP")
 		}
 	}},
-	{"partition of a server", false, func(c *serverCluster) { c.wires[0].cut() }},
-	{"partition of NATS", false, func(c *serverCluster) {
+	{"partition of a server", func(c *serverCluster) { c.wires[0].cut() }},
+	{"partition of NATS", func(c *serverCluster) {
 		for _, w := range c.wires {
 			w.cut()
 		}
 	}},
-	{"rolling update", true, func(c *serverCluster) {
+	{"rolling update", func(c *serverCluster) {
 		for i := range c.servers {
 			c.servers[i].Stop()
 			c.start(i, "0.0.0.0:"+c.listen[i])
@@ -247,7 +232,7 @@ func TestClusterFailures(t *testing.T) {
 				continue
 			}
 			t.Run(mode+"/"+f.name, func(t *testing.T) {
-				c := startCluster(t, mode, f.embedded, 20)
+				c := startCluster(t, mode, 20)
 				r := c.run(8, func() { f.happens(c) })
 				require.Zero(t, r.Errors, "%v", r.FirstError)
 				require.Positive(t, r.CachedTokenRatio)
@@ -274,7 +259,7 @@ func BenchmarkClusterFailures(b *testing.B) {
 			b.Run(mode+"/"+f.name, func(b *testing.B) {
 				var cached float64
 				for range b.N {
-					c := startCluster(b, mode, f.embedded, 2)
+					c := startCluster(b, mode, 2)
 					r := c.run(14, func() { f.happens(c) })
 					require.Zero(b, r.Errors, "%v", r.FirstError)
 					cached += r.CachedTokenRatio

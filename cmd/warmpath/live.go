@@ -2,12 +2,15 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strings"
 	"time"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"google.golang.org/grpc"
@@ -18,7 +21,6 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
-	"github.com/warmpath/warmpath/internal/lab/freeport"
 	"github.com/warmpath/warmpath/internal/lab/report"
 	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/server"
@@ -176,16 +178,24 @@ func (l *live) start(ctx context.Context, o *drive.Options, mode string) (stop f
 // serve starts look-aside servers for the replicas and has the channels use them, until stop is called.
 func (l *live) serve(o *drive.Options, mode, name string) (stop func(), err error) {
 	var servers []*server.Server
+	endNATS := func() {}
 	stop = func() {
 		for _, s := range servers {
 			s.Close()
 		}
+		endNATS()
 	}
-	routes := freeport.Find(l.servers)
+	config := l.serverConfig(mode, name, o.Replicas)
+	if l.servers > 1 {
+		address, end, err := startNATS()
+		if err != nil {
+			return stop, err
+		}
+		endNATS, config.Cluster.NATS = end, &cluster.NATS{URL: "nats://" + address}
+	}
 	ports := make([]string, l.servers)
 	for i := range ports {
-		s, err := server.New(l.serverConfig(mode, name, o.Replicas, routes, i),
-			server.Options{Logger: slog.New(slog.DiscardHandler)})
+		s, err := server.New(config, server.Options{Logger: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			return stop, err
 		}
@@ -206,9 +216,34 @@ func (l *live) serve(o *drive.Options, mode, name string) (stop func(), err erro
 	return stop, nil
 }
 
-// serverConfig is the config of the servers: load is broadcast as often as every 100 ms of the engines' time, if that
-// can be. Several servers, of which this is one, have routes to each other.
-func (l *live) serverConfig(mode, name string, replicas []policy.Attributes, routes []int, own int) *server.Config {
+// startNATS starts a NATS on the loopback, through which several servers share their view.
+func startNATS() (address string, end func(), err error) {
+	dir, err := os.MkdirTemp("", "warmpath-nats-")
+	if err != nil {
+		return "", nil, err
+	}
+	n, err := natsserver.NewServer(&natsserver.Options{
+		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: dir, NoSigs: true,
+	})
+	if err != nil {
+		_ = os.RemoveAll(dir)
+		return "", nil, err
+	}
+	end = func() {
+		n.Shutdown()
+		n.WaitForShutdown()
+		_ = os.RemoveAll(dir)
+	}
+	go n.Start()
+	if !n.ReadyForConnections(time.Minute) {
+		end()
+		return "", nil, errors.New("NATS does not start on the loopback")
+	}
+	return n.Addr().String(), end, nil
+}
+
+// serverConfig is the config of the servers. They broadcast load every 100 ms of the engines' time, at most every 10 ms.
+func (l *live) serverConfig(mode, name string, replicas []policy.Attributes) *server.Config {
 	var d server.Deployment
 	d.Policy.Name, d.Mode, d.CentralDeadline = name, mode, policy.Duration(l.deadline)
 	for _, r := range replicas {
@@ -221,13 +256,6 @@ func (l *live) serverConfig(mode, name string, replicas []policy.Attributes, rou
 	c := &server.Config{
 		LoadInterval: policy.Duration(interval), Deployments: map[string]server.Deployment{deploymentName: d},
 		AllowPlaintext: true,
-	}
-	if len(routes) > 1 {
-		embed := cluster.Embed{Listen: fmt.Sprintf("127.0.0.1:%d", routes[own])}
-		for _, port := range routes {
-			embed.Routes = append(embed.Routes, fmt.Sprintf("nats://127.0.0.1:%d", port))
-		}
-		c.Cluster.NATS = &cluster.NATS{Embed: &embed}
 	}
 	return c
 }

@@ -8,14 +8,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/freeport"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // A server that joins learns all replicas, although their descriptions together are larger than any message of NATS.
 func TestLargeRegistrations(t *testing.T) {
-	at := freeport.Find(3)
-	a, b := start(t, embedded(at, 0)), start(t, embedded(at, 1))
+	nats := runNATS(t, nil)
+	a, b := start(t, joined(nats)), start(t, joined(nats))
 	a.agrees(t, 1)
 	b.agrees(t, 1)
 	const replicas = 100
@@ -27,7 +26,7 @@ func TestLargeRegistrations(t *testing.T) {
 		_, err := a.routing.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r, LeaseMs: 600_000})
 		require.NoError(t, err)
 	}
-	c := start(t, embedded(at, 2))
+	c := start(t, joined(nats))
 	for _, n := range []*node{b, c} {
 		require.Eventually(t, func() bool { return len(n.deployment(t).GetReplicas()) == replicas+2 }, time.Minute, 20*time.Millisecond)
 		require.Zero(t, n.deployment(t).GetUnpublished())

@@ -8,20 +8,21 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	natsserver "github.com/nats-io/nats-server/v2/server"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
-	"github.com/warmpath/warmpath/internal/lab/freeport"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 	_ "github.com/warmpath/warmpath/server/nats"
@@ -71,16 +72,31 @@ deployments:
     replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]
 `
 
-// embedded is the config of server i, with routes to the others.
-func embedded(at []int, i int) string {
-	var routes []string
-	for j, port := range at {
-		if j != i {
-			routes = append(routes, fmt.Sprintf("nats://s:secret@127.0.0.1:%d", port))
-		}
-	}
-	return fmt.Sprintf("listen: 127.0.0.1:%d\ncluster: {nats: {embed: {listen: 127.0.0.1:%d, routes: [%s]}}}\n%s",
-		20000+at[i]%10000, at[i], strings.Join(routes, ", "), deployments)
+// runNATS starts a NATS on the loopback, with JetStream.
+func runNATS(t testing.TB, check natsserver.Authentication) *natsserver.Server {
+	t.Helper()
+	return serveNATS(t, &natsserver.Options{
+		Host: "127.0.0.1", Port: natsserver.RANDOM_PORT, JetStream: true, StoreDir: t.TempDir(), NoSigs: true,
+		CustomClientAuthentication: check,
+	})
+}
+
+func serveNATS(t testing.TB, o *natsserver.Options) *natsserver.Server {
+	t.Helper()
+	n, err := natsserver.NewServer(o)
+	require.NoError(t, err)
+	go n.Start()
+	t.Cleanup(func() {
+		n.Shutdown()
+		n.WaitForShutdown()
+	})
+	require.True(t, n.ReadyForConnections(time.Minute))
+	return n
+}
+
+// joined is the config of a server that shares its view over a NATS.
+func joined(nats *natsserver.Server) string {
+	return fmt.Sprintf("cluster: {nats: {url: 'nats://%s'}}\n%s", nats.Addr(), deployments)
 }
 
 func start(t testing.TB, config string) *node {
@@ -152,11 +168,11 @@ func (n *node) reserve(t testing.TB) string {
 	return a.GetReservation().GetId()
 }
 
-// Servers with embedded NATS share load and registrations. A server that ends takes its load away, and one that
-// joins gets what the others have.
-func TestEmbedded(t *testing.T) {
-	at := freeport.Find(3)
-	a, b := start(t, embedded(at, 0)), start(t, embedded(at, 1))
+// Servers share load and registrations. A server that ends takes its load away, and a server that joins gets what the
+// others have.
+func TestServersShareTheirView(t *testing.T) {
+	nats := runNATS(t, nil)
+	a, b := start(t, joined(nats)), start(t, joined(nats))
 	a.agrees(t, 1)
 	b.agrees(t, 1)
 	id := a.reserve(t)
@@ -167,7 +183,7 @@ func TestEmbedded(t *testing.T) {
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(b.deployment(t).GetReplicas()) == 3 }, time.Minute, 5*time.Millisecond)
 
-	c := start(t, embedded(at, 2))
+	c := start(t, joined(nats))
 	c.agrees(t, 2)
 	require.Eventually(t, func() bool {
 		return c.ongoing(t) == 1 && len(c.deployment(t).GetReplicas()) == 3
@@ -187,10 +203,10 @@ func TestEmbedded(t *testing.T) {
 	require.Len(t, c.deployment(t).GetReplicas(), 3, "what registered with it stays for its lease")
 }
 
-// openBus opens the bus of server i, and returns the store on it.
-func openBus(t testing.TB, at []int, i int) (cluster.Bus, policy.Store) {
+// openBus opens the bus of a server, and returns the store on it.
+func openBus(t testing.TB, config string) (cluster.Bus, policy.Store) {
 	t.Helper()
-	c, err := server.ParseConfig([]byte(embedded(at, i)))
+	c, err := server.ParseConfig([]byte(config))
 	require.NoError(t, err)
 	b, err := cluster.Open(c.Cluster, slog.New(slog.DiscardHandler))
 	require.NoError(t, err)
@@ -245,9 +261,9 @@ func (p patient) Delete(ctx context.Context, key string) error {
 // A store has the semantics of the one in memory, and the servers share it.
 func TestStore(t *testing.T) {
 	ctx := soon(t)
-	at, all := freeport.Find(3), make([]policy.Store, 3)
+	nats, all := runNATS(t, nil), make([]policy.Store, 3)
 	for i := range all {
-		b, s := openBus(t, at, i)
+		b, s := openBus(t, joined(nats))
 		defer b.Close()
 		all[i] = s
 	}
@@ -317,16 +333,28 @@ func TestStore(t *testing.T) {
 	require.LessOrEqual(t, count, 60+int(unsure.Load()))
 }
 
+// Without NATS the calls of the store are UNAVAILABLE, and a read is no miss.
+func TestStoreWithoutNATSIsUnavailable(t *testing.T) {
+	n := start(t, "cluster: {nats: {url: 'nats://127.0.0.1:1'}}\n"+deployments)
+	conn, err := grpc.NewClient(n.address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	require.NoError(t, err)
+	defer conn.Close()
+	store, ctx := warmpathv1.NewStoreServiceClient(conn), soon(t)
+	_, get := store.Get(ctx, &warmpathv1.GetRequest{Key: "k"})
+	_, set := store.Set(ctx, &warmpathv1.SetRequest{Key: "k"})
+	_, cas := store.CompareAndSet(ctx, &warmpathv1.CompareAndSetRequest{Key: "k"})
+	_, del := store.Delete(ctx, &warmpathv1.DeleteRequest{Key: "k"})
+	for _, err := range []error{get, set, cas, del} {
+		require.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for text, want := range map[string]string{
-		"cluster: {nats: {}}": "cluster.nats: want one of embed and url",
-		"cluster: {nats: {url: x, embed: {listen: '127.0.0.1:1'}}}":                          "want one of",
-		"cluster: {nats: {embed: {listen: '127.0.0.1'}}}":                                    "cluster.nats.embed.listen",
-		"cluster: {nats: {embed: {listen: '127.0.0.1:1', routes: [host]}}}":                  "cluster.nats.embed.routes[0]",
-		"cluster: {nats: {embed: {listen: '127.0.0.1:6222'}}}":                               "cluster.nats.embed.routes: want",
-		"cluster: {nats: {embed: {listen: '0.0.0.0:6222', routes: ['nats://h:1']}}}":         "allow_plaintext",
-		"cluster: {nats: {embed: {listen: '127.0.0.1:6222'}, creds: f}}":                     "cluster.nats.creds",
-		"cluster: {nats: {embed: {listen: '127.0.0.1:6222', routes: ['nats://h:1'], x: 1}}}": "x",
+		"cluster: {nats: {}}":                   "cluster.nats.url: want nats://host:4222",
+		"cluster: {nats: {creds: f}}":           "cluster.nats.url",
+		"cluster: {nats: {url: x, embed: {}}}":  "embed",
+		"cluster: {nats: {url: x, creds: [f]}}": "creds",
 	} {
 		_, err := server.ParseConfig([]byte(text + deployments))
 		require.ErrorContains(t, err, want, text)

@@ -15,7 +15,7 @@ import (
 )
 
 // store is a [policy.Store] in a JetStream key-value bucket in memory: the version of an entry is its sequence, and the
-// bucket removes it after its TTL, whatever the clocks of the servers show. It needs a majority of the servers; routing
+// bucket removes it after its TTL, whatever the clocks of the servers show. It needs a majority of NATS's servers; routing
 // does not.
 type store struct {
 	js     jetstream.JetStream
@@ -29,14 +29,16 @@ type store struct {
 const (
 	// storeBytes bounds a bucket; the entries written longest ago go first.
 	storeBytes = 16 << 20
-	// storeTime bounds a call: without a majority of the servers there is no answer.
+	// storeTime bounds a call: without a majority of NATS's servers there is no answer.
 	storeTime = 2 * time.Second
-	// lostTime is after how long without a server that answers for the bucket, though there is a majority, another one is
-	// made: those that had it are gone.
+	// lostTime is how long no server may answer for the bucket until a new bucket replaces it: the servers that had it
+	// are gone.
 	lostTime = 10 * time.Second
+	// copies is how many servers of NATS hold a bucket; fewer if NATS has fewer servers.
+	copies = 3
 )
 
-func newStore(js jetstream.JetStream, name string, copies int) *store {
+func newStore(js jetstream.JetStream, name string) *store {
 	bucket := "warmpath_" + encode(name)
 	return &store{js: js, config: jetstream.StreamConfig{
 		Name: "KV_" + bucket, Subjects: []string{"$KV." + bucket + ".>"}, Storage: jetstream.MemoryStorage,
