@@ -13,10 +13,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
-	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/health"
 	"github.com/warmpath/warmpath/internal/loadpoll"
 	"github.com/warmpath/warmpath/internal/router/load"
 	"github.com/warmpath/warmpath/internal/target"
@@ -130,11 +130,6 @@ func (d *deployment) checkHealth(ctx context.Context, interval time.Duration) {
 	}))
 }
 
-// ownStatus is why a replica does not serve, as it reports itself.
-type ownStatus string
-
-func (s ownStatus) Error() string { return string(s) }
-
 // check checks a replica. One that reports its own state is not asked.
 func (d *deployment) check(ctx context.Context, id string) error {
 	if d.registered(id) {
@@ -144,14 +139,7 @@ func (d *deployment) check(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	a, err := healthpb.NewHealthClient(conn).Check(ctx, new(healthpb.HealthCheckRequest))
-	switch {
-	case status.Code(err) == codes.Unimplemented:
-		return nil // a replica without the service answers, which is enough
-	case err == nil && a.GetStatus() != healthpb.HealthCheckResponse_SERVING:
-		return ownStatus(a.GetStatus().String())
-	}
-	return err
+	return health.Check(ctx, conn, "")
 }
 
 // registered reports whether a replica has registered itself.
@@ -180,7 +168,7 @@ func (x *sources) checked(r policy.Attributes, err error) (changed bool) {
 		return false
 	}
 	h, was := &m.health, m.health.unwell()
-	var own ownStatus
+	var own health.NotServing
 	switch s := status.Convert(err); {
 	case err == nil:
 		*h = healthChecks{}

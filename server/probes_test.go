@@ -17,6 +17,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	ownhealth "github.com/warmpath/warmpath/internal/health"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -240,7 +241,9 @@ deployments:
 
 // found puts into force that a replica reports that it does not serve.
 func found(d *deployment, id string) {
-	d.update(func(x *sources) bool { return x.checked(x.roster.byID[id].Attributes, ownStatus("NOT_SERVING")) })
+	d.update(func(x *sources) bool {
+		return x.checked(x.roster.byID[id].Attributes, ownhealth.NotServing("NOT_SERVING"))
+	})
 }
 
 // A reload that restarts the checks keeps their results: a replica that hangs stays out of service.

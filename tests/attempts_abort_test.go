@@ -126,7 +126,7 @@ type abortRecorder struct {
 func (h *abortRecorder) serve(t *testing.T) (addr string, entered chan struct{}) {
 	l := listenLoopback(t)
 	entered = make(chan struct{}, 1)
-	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), everyMethod(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
 		var b []byte
 		if err := stream.RecvMsg(&b); err != nil {
@@ -191,7 +191,7 @@ func TestAbortOfEveryDialect(t *testing.T) {
 func TestCloseEndsAborts(t *testing.T) {
 	l := listenLoopback(t)
 	called, aborting := make(chan struct{}, 1), make(chan struct{}, 1)
-	s := grpc.NewServer(grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+	s := grpc.NewServer(everyMethod(func(_ any, stream grpc.ServerStream) error {
 		if method, _ := grpc.MethodFromServerStream(stream); strings.HasSuffix(method, "/Abort") {
 			aborting <- struct{}{}
 		} else {

@@ -47,7 +47,7 @@ func (frames) Name() string { return "proto" }
 func startFrames(t *testing.T, code codes.Code) (addr string, calls, foreign *atomic.Int64) {
 	l := listenLoopback(t)
 	calls, foreign = new(atomic.Int64), new(atomic.Int64)
-	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), everyMethod(func(_ any, stream grpc.ServerStream) error {
 		calls.Add(1)
 		var b []byte
 		if err := stream.RecvMsg(&b); err != nil {

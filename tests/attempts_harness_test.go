@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -81,6 +82,8 @@ func (b *breaker) serve(c net.Conn) {
 		return
 	}
 	f := http2.NewFramer(c, c)
+	f.ReadMetaHeaders = hpack.NewDecoder(4096, nil)
+	health := make(map[uint32]bool) // the streams of grpc.health.v1, which it does not have
 	if f.WriteSettings() != nil {
 		return
 	}
@@ -98,15 +101,19 @@ func (b *breaker) serve(c net.Conn) {
 			if !fr.IsAck() {
 				_ = f.WritePing(true, fr.Data)
 			}
+		case *http2.MetaHeadersFrame:
+			health[fr.StreamID] = strings.HasPrefix(fr.PseudoValue("path"), "/grpc.health.v1.")
 		case *http2.DataFrame:
 			if !fr.StreamEnded() {
 				continue
 			}
 			how := endsWith("12")
-			if b.armed.Load() {
+			switch {
+			case health[fr.StreamID]:
+			case b.armed.Load():
 				how = b.how
 				b.got.Add(1)
-			} else {
+			default:
 				b.seen.Add(1)
 			}
 			if !how(f, fr.StreamID) {

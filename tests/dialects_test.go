@@ -26,7 +26,7 @@ import (
 func anyServer(t testing.TB, answer func(method string, request []byte, md metadata.MD) []byte) (addr string) {
 	t.Helper()
 	l := listenLoopback(t)
-	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+	s := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), everyMethod(func(_ any, stream grpc.ServerStream) error {
 		method, _ := grpc.MethodFromServerStream(stream)
 		md, _ := metadata.FromIncomingContext(stream.Context())
 		var b []byte
@@ -188,7 +188,7 @@ func TestRankReachesEveryEngine(t *testing.T) {
 // not change.
 func TestRankOfAGeneratedMessage(t *testing.T) {
 	dead := listenLoopback(t)
-	s := grpc.NewServer(grpc.UnknownServiceHandler(func(any, grpc.ServerStream) error { return status.Error(codes.Unavailable, "restarting") }))
+	s := grpc.NewServer(everyMethod(func(any, grpc.ServerStream) error { return status.Error(codes.Unavailable, "restarting") }))
 	go func() { _ = s.Serve(dead) }()
 	t.Cleanup(s.Stop)
 	alive := anyServer(t, func(_ string, request []byte, md metadata.MD) []byte {

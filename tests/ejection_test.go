@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -341,4 +342,69 @@ func TestReplicaReportsThatItDrains(t *testing.T) {
 	for session := range homes {
 		require.NotEqual(t, leaving.addr, at(session))
 	}
+}
+
+// A replica that fails at once and is connected before the others gets no more calls than eject it: calls wait while
+// the others are being connected for the first time.
+func TestFailingReplicaThatConnectsFirst(t *testing.T) {
+	for _, c := range []struct {
+		policy string
+		bare   bool
+	}{{`{"round_robin":{}}`, false}, {`{"power_of_two_choices":{}}`, false}, {`{"consistent_hash":{}}`, false}, {`{"round_robin":{}}`, true}, {`{"power_of_two_choices":{}}`, true}} {
+		t.Run(fmt.Sprintf("%s bare=%v", c.policy, c.bare), func(t *testing.T) {
+			ill := start(t, &replica{unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				return nil, status.Error(codes.Unavailable, "ill")
+			}})
+			rs := []*replica{ill, {}, {}}
+			var late []net.Listener // gRPC connects once they are served
+			for _, r := range rs[1:] {
+				l := listenLoopback(t)
+				r.addr, late = l.Addr().String(), append(late, l)
+			}
+			text := config(c.policy, patient)
+			cc := dial(t, target(rs...), client.WithConfig(text))
+			if c.bare {
+				var err error
+				cc, err = grpc.NewClient(target(rs...), insecureOption(), grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":`+text+`}]}`))
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, cc.Close()) })
+			}
+			stub, ctx := testpb.NewTestServiceClient(cc), deadline(t)
+			const calls = 400
+			var failed atomic.Int64
+			var sent sync.WaitGroup
+			sent.Go(func() {
+				for i := range calls {
+					if _, err := stub.UnaryCall(client.WithSession(ctx, fmt.Sprint(i)), simple("x")); err != nil {
+						failed.Add(1)
+					}
+				}
+			})
+			eventually(t, "it fails calls", func() bool { return ill.calls.Load() >= threshold })
+			for i, r := range rs[1:] {
+				r.serve(late[i])
+				t.Cleanup(r.server.Stop)
+			}
+			sent.Wait()
+			require.EqualValues(t, threshold, ill.calls.Load())
+			require.LessOrEqual(t, failed.Load(), int64(threshold))
+			require.EqualValues(t, calls-failed.Load(), rs[1].calls.Load()+rs[2].calls.Load())
+		})
+	}
+}
+
+// If the others cannot be connected, a replica that fails is the last resort.
+func TestFailingReplicaAlone(t *testing.T) {
+	ill := start(t, &replica{unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+		return nil, status.Error(codes.Unavailable, "ill")
+	}})
+	gone := listenLoopback(t)
+	require.NoError(t, gone.Close())
+	cc := dial(t, "warmpath:///"+ill.addr+","+gone.Addr().String(), client.WithConfig(config(`{"round_robin":{}}`, patient)))
+	stub, ctx := testpb.NewTestServiceClient(cc), deadline(t)
+	for range 20 {
+		_, err := stub.UnaryCall(ctx, simple("x"))
+		require.Equal(t, codes.Unavailable, status.Code(err))
+	}
+	require.GreaterOrEqual(t, ill.calls.Load(), int64(20))
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -15,8 +16,10 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	testpb "google.golang.org/grpc/interop/grpc_testing"
+	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/client"
 	_ "github.com/warmpath/warmpath/resolver/file"
@@ -124,6 +127,16 @@ func (r *replica) serve(l net.Listener, opts ...grpc.ServerOption) {
 		r.beside(r.server)
 	}
 	go func() { _ = r.server.Serve(l) }()
+}
+
+// everyMethod serves all methods but those of grpc.health.v1, which the server does not have.
+func everyMethod(serve grpc.StreamHandler) grpc.ServerOption {
+	return grpc.UnknownServiceHandler(func(srv any, s grpc.ServerStream) error {
+		if method, _ := grpc.MethodFromServerStream(s); strings.HasPrefix(method, "/grpc.health.v1.") {
+			return status.Error(codes.Unimplemented, method)
+		}
+		return serve(srv, s)
+	})
 }
 
 // replicas starts n of them.

@@ -61,6 +61,7 @@ var house = []string{
 	"internal/eventsource",
 	"internal/kvindex",
 	"internal/fault",
+	"internal/health",
 	"internal/pause",
 	"internal/pemfile",
 	"internal/outlier",

@@ -315,7 +315,7 @@ func TestLegsWithAnAnswerThatIsNone(t *testing.T) {
 	var p nixlReplica
 	prefills, _ := serveLegs(t, func(s *grpc.Server) { enginepb.RegisterVllmEngineServer(s, &p) })
 	l, legs := listenLoopback(t), atomic.Int64{}
-	d := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error {
+	d := grpc.NewServer(grpc.ForceServerCodecV2(rawBytes{}), everyMethod(func(_ any, s grpc.ServerStream) error {
 		var q []byte
 		if err := s.RecvMsg(&q); err != nil {
 			return err

@@ -220,7 +220,7 @@ func startEngineFleet(t testing.TB, e *legEngine, n int) *engineFleet {
 			"d": {Role: policy.RoleDecode, Weight: 1},
 		} {
 			var stop func()
-			handler := grpc.UnknownServiceHandler(func(_ any, s grpc.ServerStream) error { return f.serve(role, s, stop) })
+			handler := everyMethod(func(_ any, s grpc.ServerStream) error { return f.serve(role, s, stop) })
 			a.Address, stop = serveLegs(t, func(*grpc.Server) {}, handler)
 			a.ID = fmt.Sprint(role, i)
 			all = append(all, a)

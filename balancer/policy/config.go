@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/warmpath/warmpath/internal/strict"
 )
@@ -59,6 +60,9 @@ type Config struct {
 	// policy uses prompts, in place of routing them by session or load. Calls without
 	// interceptors are not checked.
 	RequirePrompt bool `json:"require_prompt,omitempty"`
+	// HealthService is the service whose health a client watches by grpc.health.v1 on each connection; "" = the whole
+	// replica, [NoHealth] = none is watched. A replica that does not serve gets only the calls that no other may serve.
+	HealthService string `json:"health_service,omitempty"`
 	// Ejection configures outlier detection and slow start.
 	Ejection Ejection `json:"ejection,omitzero"`
 	// DrainGrace is how long a draining replica keeps its recent sessions; 0 = 30s, Off = not
@@ -85,6 +89,9 @@ type Config struct {
 
 	Adoption
 }
+
+// NoHealth is the [Config.HealthService] of clients that do not watch the health of replicas.
+const NoHealth = "off"
 
 // A Selection names a policy and carries its config. In JSON it is an object of
 // one field: {"consistent_hash": {"num_fallback_replicas": 1}}.
@@ -197,6 +204,7 @@ func (c *Config) Validate() error {
 		c.Backoff.validate(),
 		c.Ejection.validate(),
 		checkSessionKeys(c.SessionKeys),
+		checkHealthService(c.HealthService),
 		c.Adoption.validate(),
 		Selection{cmp.Or(c.Policy.Name, Default), c.Policy.Config}.check(),
 	)
@@ -223,6 +231,14 @@ func checkSessionKeys(keys []string) error {
 			return fmt.Errorf("session_keys: %q and %q are the same key", other, k)
 		}
 		seen[alike] = k
+	}
+	return nil
+}
+
+// checkHealthService refuses what cannot be sent as a name.
+func checkHealthService(name string) error {
+	if len(name) > 256 || !utf8.ValidString(name) {
+		return errors.New("health_service: it is not the name of a service: it has more than 256 bytes, or is not UTF-8")
 	}
 	return nil
 }

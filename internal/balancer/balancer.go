@@ -39,7 +39,8 @@ type lb struct {
 
 	ctx     context.Context // ends with the balancer
 	end     context.CancelFunc
-	besides chan struct{} // as full as calls of our own are under way: Abort, load_poll
+	besides chan struct{}  // as full as calls of our own are under way: Abort, load_poll
+	watches sync.WaitGroup // of the health of replicas
 
 	// mu guards the fields below. It is not held while an endpoint's connections are
 	// called, whose own locks are taken before it; the handle's and the Router's are taken after it.
@@ -196,6 +197,7 @@ func (b *lb) Close() {
 	}
 	b.mu.Unlock()
 	b.end()
+	b.watches.Wait()
 	for range maxBesides { // waits for those under way, and leaves room for no other
 		b.besides <- struct{}{}
 	}

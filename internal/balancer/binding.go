@@ -31,7 +31,10 @@ func (b *lb) router(c *lbConfig, h *call.Handle) (*router.Router, error) {
 // channel has no interceptors, or its handle is not found yet. Called with mu held.
 func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	old, found := b.binding.Load(), h != nil && b.owner.Load() == nil
-	b.config = c
+	rewatch := b.config != nil && b.config.HealthService != c.HealthService
+	if b.config = c; rewatch {
+		b.endpoints.rewatch()
+	}
 	b.owner.Store(h)
 	next := &call.Binding{
 		Config:      c.Config,

@@ -32,13 +32,8 @@ func (b *lb) direct(ctx context.Context, id string) (grpc.ClientConnInterface, e
 	for {
 		now := b.endpoints.reachable.Load()
 		if h := now.byID[id]; h != nil && h.connectivity() == connectivity.Ready {
-			if res, err := h.state.Load().Picker.Pick(balancer.PickInfo{}); err == nil {
-				if res.Done != nil {
-					res.Done(balancer.DoneInfo{})
-				}
-				// Not closed: gRPC takes it back whenever the connection's state changes.
-				conn, _ := res.SubConn.GetOrBuildProducer(directBuilder{})
-				return conn.(grpc.ClientConnInterface), nil
+			if conn := connOf(h.state.Load()); conn != nil {
+				return conn, nil
 			}
 		}
 		select {

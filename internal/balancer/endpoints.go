@@ -25,6 +25,7 @@ type endpoints struct {
 	members []router.Member
 	states  [connectivity.Shutdown + 1]int // endpoints, by their state; Shutdown is not counted
 	failed  balancer.Picker                // of the endpoint that failed last
+	unwell  bool                           // it is logged that no replica serves
 }
 
 // endpoint is one set of addresses, and the connection to it: a pick_first balancer, under one that waits for the first
@@ -36,10 +37,13 @@ type endpoint struct {
 	lb *lb
 
 	// Guarded by lb.mu.
-	id     string            // of the replica that is there
-	as     resolver.Endpoint // as the resolver lists it
-	child  balancer.Balancer
-	closed bool
+	id      string            // of the replica that is there
+	as      resolver.Endpoint // as the resolver lists it
+	child   balancer.Balancer
+	closed  bool
+	reports *balancer.State // what the connection reported last; nil = nothing yet
+	tried   bool            // the connection was ready, or could not be made
+	health  healthReport
 
 	given []resolver.Address // to the connection; of gRPC's serialised methods alone
 }
@@ -70,6 +74,7 @@ func (l *endpoints) set(b *lb, all []resolver.Endpoint) (kept, left []*endpoint)
 		if _, ok := l.all.Get(ep); !ok {
 			l.put(e, gone) // a reservation there that was not sent yet goes elsewhere
 			e.closed = true
+			e.unwatch()
 			left = append(left, e)
 		}
 	}
@@ -109,25 +114,35 @@ func (e *endpoint) open() {
 
 // UpdateState is called by the connection when it changes.
 func (e *endpoint) UpdateState(s balancer.State) {
-	b, l := e.lb, &e.lb.endpoints
+	b := e.lb
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.closed || e.closed {
 		return
 	}
-	l.put(e, &s)
+	e.unwatch()
+	e.reports = &s
+	b.endpoints.put(e, e.watch(&s))
 	e.open()
-	switch s.ConnectivityState {
+	b.changed(e)
+}
+
+// changed puts into force that an endpoint has changed. Called with mu held.
+func (b *lb) changed(e *endpoint) {
+	l := &b.endpoints
+	switch s := e.state.Load(); s.ConnectivityState {
 	case connectivity.TransientFailure:
-		l.failed = s.Picker
+		l.failed, e.tried = s.Picker, true
 	case connectivity.Ready:
+		e.tried = true
 		l.reach(l.reachable.Load().byID)
 	}
+	l.warnUnwell(b)
 	if b.updating {
 		return
 	}
 	if binding := b.binding.Load(); binding != nil {
-		binding.Router.Fleet.SetConnected(e.id, l.pickable(e.host))
+		l.force(binding.Router, e)
 	}
 	b.publish()
 }
@@ -160,10 +175,20 @@ func (l *endpoints) aggregate() connectivity.State {
 	return connectivity.TransientFailure
 }
 
-// connect puts the states of all connections into force in a Router.
+// connect is force for all endpoints at once.
 func (l *endpoints) connect(r *router.Router) {
+	for _, e := range l.all.Values() {
+		r.Health.SetServing(e.id, !e.health.unwell())
+		r.Fleet.SetComing(e.id, l.coming(e))
+	}
 	r.Fleet.SetConnections(func(rep *policy.Replica) bool { return l.pickable(hostOf(rep)) })
+	for _, e := range l.all.Values() {
+		l.drain(r, e)
+	}
 }
+
+// coming reports whether a connection is being opened for the first time.
+func (l *endpoints) coming(e *endpoint) bool { return l.eager && !e.tried }
 
 // pickable reports whether a pick may end here: the connection is ready or, in a fleet too large for one connection
 // each, can be opened by a pick.

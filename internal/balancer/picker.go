@@ -112,6 +112,8 @@ func (p *picker) refuse(b *call.Binding, err error) (balancer.PickResult, error)
 			return balancer.PickResult{}, errGone
 		}
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
+	case router.ErrConnecting: // a picker comes with each change of a connection
+		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	case router.ErrClosed: // the picker of the next one comes, or has come
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	case router.ErrFull:

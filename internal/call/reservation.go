@@ -53,7 +53,7 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 			return b.Router.Reserve(ctx, q, &r.held, router.How{Backoff: backoff, Legs: legs})
 		}); err {
 		case nil:
-		case router.ErrNotConnected, router.ErrClosed:
+		case router.ErrNotConnected, router.ErrConnecting, router.ErrClosed:
 			return nil
 		default:
 			return Status(Explain(err, q, b.Router.View()))

@@ -45,7 +45,7 @@ func (d *Detector) Begin(a *Attempt, r *Replica, answer state.Answer, work float
 	}
 	d.note(principal, now)
 	a.Principal, a.Answer = principal, uint8(answer)
-	if a.Probe = r.out(); a.Probe {
+	if a.Probe = r.found(); a.Probe {
 		r.probe, r.probed = a, now
 		d.stats.Probes++
 		r.host.Admit(r.admits())

@@ -59,17 +59,21 @@ const (
 	CauseLate         // first messages were late, or never came
 	CauseProbe        // its probe failed
 	CauseRemote       // the look-aside server ejects it
+	CauseHealth       // it reports that it does not serve
 	causes
 )
 
 // String returns the name for metrics.
-func (c Cause) String() string { return [...]string{"", "failures", "late", "probe", "remote"}[c] }
+func (c Cause) String() string {
+	return [...]string{"", "failures", "late", "probe", "remote", "not_serving"}[c]
+}
 
 // A Host is what holds a Replica. Its methods are called with the Detector's lock held, and neither block nor lock.
 type Host interface {
 	Reservations() int64 // requests under way
 	Rate() float64       // relative speed, 1 as a rule
 	Draining() bool
+	Coming() bool  // it is being connected for the first time
 	Admit(ok bool) // the replica may get a request now, or not
 }
 
@@ -90,7 +94,7 @@ type Detector struct {
 	mu        sync.Mutex // guards the fields below and every Replica; no other lock is taken under it
 	members   []*Replica
 	connected int                  // members that are
-	outs      int                  // members that are out
+	outs      int                  // members that are found to be out
 	upSince   time.Time            // since when any replica is connected
 	active    map[string]time.Time // when each principal last was
 	stats     Stats
@@ -246,6 +250,41 @@ func (d *Detector) SetConnected(r *Replica, up bool) {
 	default:
 		d.connected--
 		r.connected, r.lost = false, now
+		r.serves(true, now) // what was reported was of the connection
+	}
+}
+
+// SetServing notes what a member reports of its own health, before or while it is connected. While it does not serve it is ejected, whatever
+// the share and the evidence are. One that serves again is treated as one whose connection comes back.
+func (d *Detector) SetServing(r *Replica, ok bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := d.now()
+	if !r.member || ok == (r.cause != CauseHealth) {
+		return
+	}
+	r.serves(ok, now)
+	switch {
+	case !ok:
+	case now.Before(r.until): // it was starting slowly, or was ejected before
+		r.startSlowly(now)
+	default:
+		r.arrive(now)
+	}
+}
+
+// serves is SetServing, but for the slow start.
+func (r *Replica) serves(ok bool, now time.Time) {
+	switch {
+	case !ok:
+		r.d.stats.Ejections[CauseHealth]++
+		r.strikes.Store(0)
+		if r.late, r.probe = false, nil; r.connected {
+			r.lost = now
+		}
+		r.enter(Ejected, CauseHealth, now)
+	case r.cause == CauseHealth:
+		r.enter(Healthy, NoCause, now)
 	}
 }
 
@@ -282,8 +321,11 @@ func (d *Detector) State(r *Replica) (State, Cause) {
 	return r.state, r.cause
 }
 
-// out reports whether the replica counts as ejected in the share of the fleet that may be.
+// out reports whether the replica is ejected or half-open.
 func (r *Replica) out() bool { return r.state >= HalfOpen }
+
+// found reports whether it is so by what calls showed: those count in the share of the fleet that may be ejected.
+func (r *Replica) found() bool { return r.out() && r.cause != CauseHealth }
 
 // admits reports whether the replica is to get a request now.
 func (r *Replica) admits() bool {
@@ -307,11 +349,11 @@ func (r *Replica) enter(s State, cause Cause, since time.Time) {
 	if s != Healthy {
 		r.d.unhealthy.Add(1)
 	}
-	if r.out() {
+	if r.found() {
 		r.d.outs--
 	}
 	r.state, r.cause, r.since = s, cause, since
-	if r.out() {
+	if r.found() {
 		r.d.outs++
 	}
 	r.host.Admit(r.admits())

@@ -32,6 +32,7 @@ type host struct {
 func (h *host) Reservations() int64 { return h.reservations.Load() }
 func (h *host) Rate() float64       { h.rated.Add(1); return 1 }
 func (h *host) Draining() bool      { h.looks.Add(1); return false }
+func (h *host) Coming() bool        { return false }
 func (h *host) Admit(ok bool)       { h.admits.Store(ok) }
 
 // fleet is a Detector with replicas, on a clock of its own.
@@ -437,4 +438,57 @@ func TestManyGoroutines(t *testing.T) {
 		d.Leave(h.Replica)
 	}
 	require.True(t, d.AllHealthy())
+}
+
+// A replica that reports that it does not serve is out, beside those that calls have found, and whatever these show. It
+// is back once it serves, slowly if it was away for long or was starting slowly, and forgets the report with its
+// connection.
+func TestReportedHealth(t *testing.T) {
+	f := newFleet(t, 4)
+	all := f.replicas
+	is := func(h *host, want outlier.State, why outlier.Cause) {
+		t.Helper()
+		state, cause := f.State(h.Replica)
+		require.Equal(t, want, state)
+		require.Equal(t, why, cause)
+	}
+	for _, h := range all[:3] {
+		f.SetServing(h.Replica, false)
+		f.SetServing(h.Replica, false)
+		is(h, outlier.Ejected, outlier.CauseHealth)
+		require.False(t, h.admits.Load())
+	}
+	require.EqualValues(t, 3, f.Stats().Ejections[outlier.CauseHealth])
+	f.pass(time.Hour)
+	f.Look(f.now)
+	f.Ended(all[0].Replica, &state.Mark{Picked: f.now, Answer: 1}, &policy.Outcome{Sent: true})
+	f.Follow(nil)
+	is(all[0], outlier.Ejected, outlier.CauseHealth)
+	var a outlier.Attempt
+	f.Begin(&a, all[0].Replica, state.AnswerMessage, 1, "", f.now)
+	require.False(t, a.Probe)
+	f.End(&a)
+
+	f.SetServing(all[0].Replica, true)
+	is(all[0], outlier.SlowStart, outlier.NoCause)
+	f.SetServing(all[0].Replica, false)
+	f.SetServing(all[0].Replica, true)
+	is(all[0], outlier.SlowStart, outlier.NoCause)
+	f.SetConnected(all[1].Replica, false)
+	is(all[1], outlier.Healthy, outlier.NoCause)
+	f.pass(time.Minute)
+	f.Look(f.now)
+	is(all[0], outlier.Healthy, outlier.NoCause)
+	f.SetServing(all[0].Replica, false)
+	f.SetServing(all[0].Replica, true)
+	is(all[0], outlier.Healthy, outlier.NoCause)
+
+	f.SetServing(all[0].Replica, false)
+	for range 5 {
+		f.Ended(all[3].Replica, &state.Mark{Picked: f.now, Answer: 1}, &policy.Outcome{Sent: true, Fault: state.Failed, Err: context.Canceled})
+	}
+	is(all[3], outlier.Healthy, outlier.NoCause) // it is the only one that serves
+	f.SetServing(all[2].Replica, true)
+	f.Ended(all[3].Replica, &state.Mark{Picked: f.now, Answer: 1}, &policy.Outcome{Sent: true, Fault: state.Failed, Err: context.Canceled})
+	is(all[3], outlier.Ejected, outlier.CauseFault)
 }

@@ -35,7 +35,7 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 		r.counts.Successes++
 	}
 	switch {
-	case !r.out():
+	case !r.found():
 	case proves:
 		r.startSlowly(now)
 		r.d.due.Store(0)
@@ -88,7 +88,8 @@ func (r *Replica) weigh(principal string, n int) int {
 	return n
 }
 
-// judge ejects a replica with enough evidence, if enough others stay and, where it is late, if the others are timely.
+// judge ejects a replica with enough evidence, if enough others stay and, where it is late, if the others are timely. One
+// that is being connected for the first time is about to be another.
 func (r *Replica) judge(now time.Time) {
 	d := r.d
 	most := max(int(d.share*float64(d.connected)), 1)
@@ -98,7 +99,7 @@ func (r *Replica) judge(now time.Time) {
 	open, fine, bad := 0, 0, 0
 	for _, o := range d.members {
 		switch {
-		case o == r, o.out(), !o.connected, o.host.Draining():
+		case o == r, o.out(), !o.connected && !o.host.Coming(), o.host.Draining():
 			continue
 		case o.Suspected():
 			bad++
@@ -198,7 +199,7 @@ func (d *Detector) advance(now time.Time) {
 	for _, r := range d.members {
 		over := !now.Before(r.until)
 		switch {
-		case r.state == Ejected && r.cause != CauseRemote && over:
+		case r.state == Ejected && r.cause != CauseRemote && r.cause != CauseHealth && over:
 			r.enter(HalfOpen, r.cause, now)
 		case r.state == SlowStart && over:
 			r.enter(Healthy, NoCause, r.since)

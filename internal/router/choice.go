@@ -115,11 +115,15 @@ func (c choice) corrected(picked *policy.Decision) {
 }
 
 // resort asks again with those that are passed over as long as there are others: those that are starting slowly and,
-// where no other could ever serve the request, those that report that they drain, and then those that are ejected.
+// where no other could ever serve the request, those that report that they drain, and then those that are ejected. These
+// are no resort while another is being connected for the first time.
 func (c choice) resort() (err error) {
 	s := c.q.State()
 	defer func() { s.Resort = state.NoResort }()
 	for s.Resort = state.SlowStarters; s.Resort <= state.Ejected; s.Resort++ {
+		if s.Resort == state.Ejected && c.v.coming(c.q) {
+			return ErrConnecting
+		}
 		if err = c.ask(); err == nil || err == ErrFull {
 			break
 		}
@@ -234,6 +238,9 @@ func (c choice) wait() error {
 
 // unserved is the reason why no connected replica may serve the request.
 func (c choice) unserved() error {
+	if c.v.coming(c.q) {
+		return ErrConnecting
+	}
 	for _, rep := range c.v.replicas {
 		if c.v.Allowed(c.q, rep) {
 			return ErrNotConnected

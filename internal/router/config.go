@@ -66,7 +66,7 @@ func Deciding(c *policy.Config) string {
 // what no Router reads: two configs that have it in common can share a Router.
 func Lasting(c policy.Config) policy.Config {
 	c.Adoption = policy.Adoption{ShadowPolicy: c.ShadowPolicy}
-	c.LoadPoll = ""
+	c.LoadPoll, c.HealthService = "", ""
 	return c
 }
 

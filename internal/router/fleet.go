@@ -62,6 +62,9 @@ func (l *live) Reservations() int64 { return l.Ongoing() }
 // Admit implements [outlier.Host].
 func (l *live) Admit(ok bool) { l.Set(state.Barred, !ok) }
 
+// Coming implements [outlier.Host].
+func (l *live) Coming() bool { return l.Flags.Load()&state.Coming != 0 }
+
 // Draining implements [outlier.Host].
 func (l *live) Draining() bool { return l.Flags.Load()&(state.Leaving|state.Declared) != 0 }
 
@@ -177,6 +180,16 @@ func (f *Fleet) SetConnected(id string, up bool) {
 	}
 }
 
+// SetComing records whether the host is connecting to the replica for the first time. While it is, no request that the
+// replica may serve goes to one that is ejected: Reserve returns ErrConnecting. Unknown ids are ignored.
+func (f *Fleet) SetComing(id string, coming bool) {
+	f.router.mu.Lock()
+	defer f.router.mu.Unlock()
+	if rep := f.router.view.Load().byID[id]; rep != nil {
+		liveOf(rep).Set(state.Coming, coming && !rep.Connected())
+	}
+}
+
 // SetConnections is SetConnected for every replica of the fleet at once. up is called under the Router's lock and
 // must not call the Router. O(replicas).
 func (f *Fleet) SetConnections(up func(*policy.Replica) bool) {
@@ -202,7 +215,7 @@ func (f *Fleet) connect(some []*policy.Replica, up func(*policy.Replica) bool) {
 			continue
 		case is:
 			l.Links.Add(1)
-			l.Set(state.Leaving, false)
+			l.Set(state.Leaving|state.Coming, false)
 			change.Connected = append(change.Connected, rep)
 		default:
 			change.Disconnected = append(change.Disconnected, rep)

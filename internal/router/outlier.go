@@ -19,6 +19,14 @@ func (r *Router) Outliers() *outlier.Detector { return r.outliers }
 // Outlier returns the replica's record in outlier detection.
 func (r *Router) Outlier(rep *policy.Replica) *outlier.Replica { return liveOf(rep).outlier }
 
+// SetServing notes whether a connected replica reports that it serves. Unknown ids are ignored.
+func (h *Health) SetServing(id string, ok bool) {
+	if rep := h.router.view.Load().byID[id]; rep != nil {
+		h.router.outliers.SetServing(liveOf(rep).outlier, ok)
+		h.Sync()
+	}
+}
+
 // Look looks at the fleet as a pick would, for a host that has had none for a while.
 func (h *Health) Look() {
 	h.router.outliers.Look(h.router.opts.Now())

@@ -126,6 +126,9 @@ func (c choice) pair(x *legs, err error) error {
 		}
 		s.Resort++
 		leg.Resort = s.Resort
+		if p := c.leg(x); s.Resort == state.Ejected && (c.v.coming(c.q) || p.v.coming(p.q)) {
+			return ErrConnecting
+		}
 	}
 	return nil
 }

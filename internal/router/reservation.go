@@ -119,6 +119,9 @@ var (
 	// ErrNotConnected: no replica that the request may use is connected. A gRPC
 	// host hands the request to gRPC, which alone can wake a connection.
 	ErrNotConnected = errors.New("no replica is connected")
+	// ErrConnecting: the replicas that the request may use are ejected or not connected, and one of them is being connected
+	// for the first time. A gRPC host has the request wait for that.
+	ErrConnecting = errors.New("the replicas that may serve the request are being connected")
 	// ErrFull: every replica that the request may use has max_ongoing_requests
 	// under way.
 	ErrFull = errors.New("every replica that may serve the request has max_ongoing_requests under way")

@@ -43,6 +43,7 @@ type Assigned struct {
 //
 //   - ErrFull, where the request does not wait;
 //   - ErrNotConnected, without waiting or from the queue, when no replica is connected that could ever serve it;
+//   - ErrConnecting, likewise, while one that could is being connected for the first time;
 //   - ErrNoSuchReplica, when none of the fleet may serve it;
 //   - ErrClosed;
 //   - a *WaitError, when the context ends first, or for ErrQueueFull: too many wait, or it made room for a request of

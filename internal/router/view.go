@@ -175,6 +175,13 @@ func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
 		(s.Legs == nil || s.Legs.Take(r.Role, r.Pair))
 }
 
+// coming reports whether a replica that may serve the request is being connected for the first time.
+func (v *view) coming(q *policy.Request) bool {
+	return slices.ContainsFunc(v.replicas, func(r *policy.Replica) bool {
+		return r.State().Flags.Load()&state.Coming != 0 && v.Allowed(q, r)
+	})
+}
+
 // resorts reports whether the request takes a replica all the same that is barred.
 func (v *view) resorts(q *policy.Request, r *policy.Replica) bool {
 	s, _ := v.router.outliers.State(liveOf(r).outlier)

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
@@ -28,6 +29,9 @@ func (r *Replica) unary(
 
 // stream is the interceptor of all other calls.
 func (r *Replica) stream(srv any, s grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	if info.FullMethod == healthWatch {
+		_ = s.SetHeader(metadata.Pairs(warmpathv1.HeaderDrains, "1")) // fails only on a call that is gone
+	}
 	return r.handle(info.FullMethod, s.SetTrailer, func() error { return handler(srv, s) })
 }
 
@@ -48,6 +52,9 @@ func (r *Replica) handle(method string, trailer func(metadata.MD), handler func(
 	}()
 	return handler()
 }
+
+// healthWatch is the method whose header says that a replica which does not serve only drains.
+const healthWatch = healthpb.Health_Watch_FullMethodName
 
 // own are the services of gRPC itself. Health must be answered by a full replica, and watches last for ever.
 var own = []string{"/grpc.health.", "/grpc.reflection.", "/grpc.channelz.", "/xds.service.orca."}

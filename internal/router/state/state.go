@@ -14,7 +14,7 @@ import (
 type Replica struct {
 	Owner any // what the Router keeps beside it; set once
 
-	Flags    atomic.Uint32 // Connected, Barred, Leaving, Declared
+	Flags    atomic.Uint32 // Connected, Barred, Leaving, Declared, Coming
 	Links    atomic.Uint32 // how many connections there were, one after the other
 	Max      atomic.Int64  // reservations allowed at once: Capacity, or less while the replica refuses
 	Capacity atomic.Int64  // the bound on reservations; NoBound = none
@@ -41,6 +41,7 @@ const (
 	Barred    // by its health
 	Leaving   // it reports that it drains
 	Declared  // it drains by its attributes
+	Coming    // it is being connected for the first time
 )
 
 // NoBound is more reservations than there are.

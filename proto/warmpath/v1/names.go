@@ -26,6 +26,10 @@ const MetadataAdopted = "warmpath-adopted"
 // Without it, RESOURCE_EXHAUSTED is not a rejection by admission and may come after work was done.
 const TrailerRejection = "warmpath-rejection-bin"
 
+// HeaderDrains is in the header of the answers to grpc.health.v1's Watch of a replica that is NOT_SERVING while it only
+// drains: it takes no new sessions, and still serves what it is sent. Any value counts.
+const HeaderDrains = "warmpath-drains"
+
 // TrailerLoad carries the replica's load at the end of a call: an OrcaLoadReport of gRFC A51, whose named metrics are
 // those below. Values are counts; a metric that is missing is not known.
 const TrailerLoad = "endpoint-load-metrics-bin"
