@@ -13,8 +13,8 @@
 // deferred.
 //
 // Until the first response message the call may be retried on another replica, within the channel's retry budget and
-// up to max_attempts of [github.com/warmpath/warmpath/balancer/policy.Config]; only once where the request has reached
-// a replica. If the first message is late, and the config has first_token_timeout, another replica gets the request.
+// up to max_attempts of [github.com/warmpath/warmpath/balancer/policy.Config], unless the status speaks of the request,
+// or two replicas failed it alike. If the first message is late, and the config has first_token_timeout, another replica gets the request.
 // With a retryPolicy for the method in the service config, gRPC's own retries are used instead. A server stream that
 // breaks later goes on elsewhere if its dialect has resume.
 //

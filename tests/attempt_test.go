@@ -73,7 +73,9 @@ func TestAttempts(t *testing.T) {
 		{"unavailable after headers goes to another", refusing(codes.Unavailable, "x"), true, 1, codes.OK},
 		{"rejected goes to another", refusing(codes.ResourceExhausted, "busy"), false, 1, codes.OK},
 		{"rejected twice is final", refusing(codes.ResourceExhausted, "busy"), false, 2, codes.ResourceExhausted},
-		{"internal is not retried", refusing(codes.Internal, "x"), false, 1, codes.Internal},
+		{"internal goes to another", refusing(codes.Internal, "EngineCore encountered an issue"), false, 1, codes.OK},
+		{"internal after headers goes to another", refusing(codes.Internal, "x"), true, 1, codes.OK},
+		{"internal twice is final", refusing(codes.Internal, "x"), false, 2, codes.Internal},
 		{"invalid is not retried", refusing(codes.InvalidArgument, "x"), true, 1, codes.InvalidArgument},
 	}
 	for _, tt := range tests {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -152,17 +153,105 @@ func TestBackoffIsConfigured(t *testing.T) {
 	}
 }
 
-// Every status other than UNAVAILABLE is final, whatever its message is.
-func TestOtherStatusesAreFinal(t *testing.T) {
-	for number, code := range map[string]codes.Code{"1": codes.Canceled, "2": codes.Unknown, "4": codes.DeadlineExceeded, "10": codes.Aborted, "13": codes.Internal, "15": codes.DataLoss} {
+// ofReplicas are the codes that may be a replica's own fault, by their numbers. ofRequests are those of requests.
+var (
+	ofReplicas = map[string]codes.Code{
+		"1": codes.Canceled, "2": codes.Unknown, "5": codes.NotFound, "10": codes.Aborted, "12": codes.Unimplemented,
+		"13": codes.Internal, "14": codes.Unavailable, "15": codes.DataLoss,
+	}
+	ofRequests = map[string]codes.Code{
+		"3": codes.InvalidArgument, "4": codes.DeadlineExceeded, "6": codes.AlreadyExists, "7": codes.PermissionDenied,
+		"9": codes.FailedPrecondition, "11": codes.OutOfRange, "16": codes.Unauthenticated,
+	}
+)
+
+// A status that may be the replica's own fault has another replica tried, once.
+func TestFailuresOfReplicasGoToAnother(t *testing.T) {
+	for number, code := range ofReplicas {
+		t.Run(code.String(), func(t *testing.T) {
+			kinds(t, func(t *testing.T, kind string) {
+				one := newFaulty(t, endsWith(number), 1)
+				d, err := one.call(t, kind, "a")
+				require.NoError(t, err)
+				require.Equal(t, one.good.addr, d.Replica)
+				require.Equal(t, 2, d.Attempts)
+				require.EqualValues(t, 1, one.got())
+				require.EqualValues(t, 1, one.sum(t, "warmpath.retries"))
+				require.Zero(t, one.ongoing(t))
+
+				two := newFaulty(t, endsWith(number), 2)
+				good := two.good.calls.Load()
+				_, err = two.call(t, kind, "a")
+				require.Equal(t, code, status.Code(err), "two replicas failed it alike")
+				require.EqualValues(t, 2, two.got())
+				require.Equal(t, good, two.good.calls.Load())
+			})
+		})
+	}
+}
+
+// Two replicas that fail a request in different ways are not yet a reason to give it up.
+func TestFailuresThatDifferGoToAThird(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFaulty(t, endsWith("13"), 2)
+		f.breakers[1].armed.Store(false)
+		f.breakers[1].how = endsWith("14")
+		f.breakers[1].armed.Store(true)
+		d, err := f.call(t, kind, "a")
+		require.NoError(t, err)
+		require.Equal(t, f.good.addr, d.Replica)
+		require.EqualValues(t, 2, f.got())
+	})
+}
+
+// A replica that has answered with its own fault is not asked again: neither alone in the fleet nor pinned.
+func TestFailedReplicaIsNotAskedAgain(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		f := newFaulty(t, endsWith("13"), 1)
+		err := f.callWith(client.WithPin(deadline(t), f.breakers[0].addr), kind, "a")
+		require.Equal(t, codes.Internal, status.Code(err))
+		err = f.callWith(client.WithExclude(deadline(t), f.good.addr), kind, "a")
+		require.Equal(t, codes.Internal, status.Code(err))
+		require.EqualValues(t, 2, f.got())
+	})
+}
+
+// A status that speaks of the request is final.
+func TestStatusesOfRequestsAreFinal(t *testing.T) {
+	for number, code := range ofRequests {
 		kinds(t, func(t *testing.T, kind string) {
 			f := newFaulty(t, endsWith(number), 1)
+			good := f.good.calls.Load()
 			_, err := f.call(t, kind, "a")
 			require.Equal(t, code, status.Code(err))
 			require.EqualValues(t, 1, f.got())
-			require.Zero(t, f.good.calls.Load())
+			require.Equal(t, good, f.good.calls.Load())
 		})
 	}
+}
+
+// A message above a size limit is sent once where a replica has the limit, and not at all where the client has it.
+func TestMessagesAboveALimitAreNotSentTwice(t *testing.T) {
+	const limit = 1000
+	kinds(t, func(t *testing.T, kind string) {
+		m := newMeter(t)
+		rs := []*replica{start(t, &replica{}, grpc.MaxRecvMsgSize(limit)), start(t, &replica{}, grpc.MaxRecvMsgSize(limit))}
+		f := &faulty{cc: dial(t, target(rs...), roundRobin(), m.option), meter: m}
+		connected(t, f.cc, rs)
+		var d client.Decision
+		ctx := client.WithDecision(deadline(t), &d)
+		require.Equal(t, codes.ResourceExhausted, status.Code(f.callWith(ctx, kind, strings.Repeat("a", limit+1))))
+		require.Equal(t, 1, d.Attempts)
+		small := dial(t, target(rs...), roundRobin(), m.option, grpc.WithDefaultCallOptions(grpc.MaxCallSendMsgSize(limit)))
+		connected(t, small, rs)
+		f.cc = small
+		before := rs[0].calls.Load() + rs[1].calls.Load()
+		ctx = client.WithDecision(deadline(t), &d)
+		require.Equal(t, codes.ResourceExhausted, status.Code(f.callWith(ctx, kind, strings.Repeat("a", limit+1))))
+		require.Equal(t, before, rs[0].calls.Load()+rs[1].calls.Load())
+		require.Equal(t, 1, d.Attempts)
+		require.Zero(t, m.ongoing(t))
+	})
 }
 
 // A request that crashes two replicas, or that two replicas answer with UNAVAILABLE, is not sent to a third. Another call

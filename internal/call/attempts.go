@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/encoding"
 	encodingproto "google.golang.org/grpc/encoding/proto"
 	"google.golang.org/grpc/metadata"
@@ -27,15 +30,16 @@ type Attempts struct {
 	call *Call
 	Options
 
-	failed   uint8 // attempts that count towards max_attempts: all that failed but those that were refused
-	sent     uint8 // of those, the ones that a replica may have begun to serve
-	rejected uint8 // of those, the ones that a replica rejected
-	single   bool  // the message can be sent only once
-	coded    bool  // there is, or was, a codec
-	refused  int32 // attempts that a full replica refused, which are none
-	backoff  time.Duration
+	failed  uint8  // attempts that count towards max_attempts: all that failed but those that were refused
+	sent    bool   // a replica may have begun to serve the request
+	codes   uint32 // bit n: a replica failed the request with the status code n; a lost attempt counts as UNAVAILABLE
+	single  bool   // the message can be sent only once
+	coded   bool   // there is, or was, a codec
+	refused int32  // attempts that a full replica refused, which are none
+	backoff time.Duration
 
-	codec *requestCodec // nil = gRPC's own will do
+	elsewhere *policy.Replica // the next attempt does not go to this replica; nil = it may go to any
+	codec     *requestCodec   // nil = gRPC's own will do
 }
 
 // Errors of calls, which are gRPC statuses as well.
@@ -124,8 +128,10 @@ func (a *Attempts) again(err error) error {
 	}
 	last, err := a.lost(err)
 	why := causeOf(err, &last)
-	if why == final {
-		why = c.legs.broke(err)
+	if why == final || why == failed {
+		if transfer := c.legs.broke(err); transfer != final {
+			why = transfer
+		}
 	}
 	if why == final || a.single {
 		return err
@@ -145,7 +151,7 @@ func (a *Attempts) again(err error) error {
 		a.refused++
 		a.backoff = b.Config.Backoff.Wait(int(a.refused))
 	default:
-		if err := a.spend(why, err); err != nil {
+		if err := a.spend(why, &last, err); err != nil {
 			return err
 		}
 		if err := c.pause(b.Config.Backoff.Wait(int(a.failed))); err != nil {
@@ -209,6 +215,10 @@ func (a *Attempts) next() {
 		if last.spared {
 			last.Replica = nil
 		}
+		if a.elsewhere != nil {
+			c.key.request.Exclude = append(slices.Clip(c.key.request.Exclude), a.elsewhere.ID)
+			a.elsewhere = nil
+		}
 		router.NextAttempt(&c.key.request, last.Replica)
 		c.legs.avoid(&c.key.request)
 	}
@@ -216,21 +226,32 @@ func (a *Attempts) next() {
 }
 
 // spend takes another attempt out of the call's attempts and the channel's budget. The error is the one of the call
-// where it is not there.
-func (a *Attempts) spend(why cause, err error) error {
+// where it is not there. What two replicas failed alike is not sent to a third one, unless the request has two legs.
+func (a *Attempts) spend(why cause, last *attempt, err error) error {
 	a.failed++
+	code := status.Code(err)
 	switch why {
-	case late:
-		a.sent++
-		return nil // move has checked the rest
-	case broken:
-		a.sent++
+	case late, broken:
+		code = codes.Unavailable
 	case rejected:
-		if a.rejected++; !a.canMove() {
+		if a.oversized(err) || !a.canMove(last.Replica, true) {
 			return err
 		}
+	case failed:
+		if !a.canMove(last.Replica, false) {
+			return err
+		}
+		a.elsewhere = last.Replica
 	}
-	if int(a.failed) >= a.call.handle.bound.Load().Config.MaxAttempts || a.sent > 1 && !a.call.split || a.rejected > 1 {
+	alike := a.codes&(1<<code) != 0
+	if why != unsent {
+		a.sent = true
+		a.codes |= 1 << code
+	}
+	if why == late {
+		return nil // move has checked the rest
+	}
+	if int(a.failed) >= a.call.handle.bound.Load().Config.MaxAttempts || why != unsent && alike && !a.call.split {
 		return err
 	}
 	if !a.retry() {
@@ -241,6 +262,23 @@ func (a *Attempts) spend(why cause, err error) error {
 		}
 	}
 	return nil
+}
+
+// oversized reports whether the status of a replica names the size of the request message, as those of gRPC's
+// implementations do: the message is above the limit of the replica, and so as a rule above that of every other.
+func (a *Attempts) oversized(err error) bool {
+	size := 0
+	switch m := a.call.key.msg.(type) {
+	case proto.Message:
+		size = proto.Size(m)
+	case protoadapt.MessageV1:
+		size = proto.Size(protoadapt.MessageV2Of(m))
+	}
+	if a.codec != nil { // which may have appended to it
+		size = a.codec.sized()
+	}
+	numbers := strings.FieldsFunc(status.Convert(err).Message(), func(r rune) bool { return r < '0' || r > '9' })
+	return size > 0 && slices.Contains(numbers, strconv.Itoa(size))
 }
 
 // retry takes one more attempt out of the channel's budget, and reports whether it was there.
@@ -254,28 +292,36 @@ func (a *Attempts) retry() bool {
 	return false
 }
 
-// canMove reports whether another replica than the one that has the attempt has room for the call now. gRPC may be at
-// the attempt meanwhile.
-func (a *Attempts) canMove() bool {
+// canMove reports whether another replica than the one at which an attempt failed may take the call: if now is set, at
+// once, else also after a wait for room. gRPC may be at the attempt meanwhile.
+func (a *Attempts) canMove(at *policy.Replica, now bool) bool {
 	c := a.call
 	b := c.handle.bound.Load()
 	if b.Router == nil {
 		return false
 	}
 	c.mu.Lock()
-	k, at, route := key{request: c.key.request, msg: c.key.msg, uses: c.key.uses}, c.outcome.last.Replica, c.route
+	k, route := key{request: c.key.request, msg: c.key.msg, uses: c.key.uses}, c.route
+	excluded := c.key.request.Exclude
 	router.Rekey(&k.request) // a copy that shares no memory with the request
 	c.mu.Unlock()
 	k.fill(c.Context, c.handle, b, route)
 	q := &k.request
-	if at == nil || q.Pin != "" || b.Central.Closed {
+	if at == nil || q.Pin != "" || b.Central.Closed && now {
 		return false
 	}
-	q.Exclude = append(slices.Clip(q.Exclude), at.ID)
-	var room router.Reservation
-	err := b.Router.Reserve(c, q, &room, router.How{Query: true})
+	q.Exclude = append(slices.Clone(excluded), at.ID)
+	var room, prefill router.Reservation
+	how := router.How{Query: true}
+	if b.Router.Fleet.Divided() {
+		if how.Legs = b.legs(q); how.Legs != nil {
+			how.Legs.Prefill = &prefill
+		}
+	}
+	err := b.Router.Reserve(c, q, &room, how)
 	room.Release()
-	return err == nil
+	prefill.Release()
+	return err == nil || err == router.ErrFull && !now
 }
 
 // retriedElsewhere reports whether retries are made by another mechanism, to which this loop adds none: a retryPolicy
@@ -294,7 +340,7 @@ func (a *Attempts) way() Way {
 		return Way{Split: true}
 	}
 	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
-	if limit <= 0 || a.sent > 0 || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere() {
+	if limit <= 0 || a.sent || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere() {
 		return Way{}
 	}
 	return Way{Limit: limit}
@@ -328,10 +374,10 @@ func (a *Attempts) Await(
 // Move reports whether the call leaves an attempt whose first message is late: another replica has room, and neither
 // the attempts nor the budget are spent. Those do not come back: then it is not asked ever again.
 func (a *Attempts) Move() (moved, ever bool) {
-	if a.sent > 0 || int(a.failed)+1 >= a.call.handle.bound.Load().Config.MaxAttempts {
+	if a.sent || int(a.failed)+1 >= a.call.handle.bound.Load().Config.MaxAttempts {
 		return false, false
 	}
-	if !a.canMove() {
+	if !a.canMove(a.last().Replica, true) {
 		return false, true
 	}
 	if !a.retry() {

@@ -14,15 +14,28 @@ import (
 type cause uint8
 
 const (
-	final    cause = iota // nothing: another replica would answer the same, or it is not known
+	final    cause = iota // nothing: the status speaks of the request, or the client is at fault
 	full                  // the picker found every replica full: the call waits in the queue; nothing was tried
 	refused               // the replica refused the request with warmpath's trailer since it is full: back to the queue
 	rejected              // the replica answered RESOURCE_EXHAUSTED: one other replica is tried
 	unsent                // no replica got the request: another attempt
 	broken                // the request was sent, and no answer came, or UNAVAILABLE: one more attempt
+	failed                // the replica answered with a status that may be its own fault: one other replica is tried
 	late                  // first_token_timeout passed, and the attempt was cancelled: one more attempt
 	taken                 // a decode leg began again with KV cache that the replica of before may have taken: both legs again
 )
+
+// ofRequest reports whether a status speaks of the request: every replica would answer with it. A call whose context
+// has ended, where CANCELLED is the caller's, does not come here: the CANCELLED that is left is that of a replica which
+// shuts down.
+func ofRequest(code codes.Code) bool {
+	switch code {
+	case codes.InvalidArgument, codes.OutOfRange, codes.FailedPrecondition, codes.Unauthenticated,
+		codes.PermissionDenied, codes.AlreadyExists, codes.DeadlineExceeded:
+		return true
+	}
+	return false
+}
 
 // causeOf returns why an attempt failed before its first message. It rests on the status code, on whether the request
 // was sent, and on whether anything of an answer came, trailers above all.
@@ -41,17 +54,28 @@ func causeOf(err error, last *attempt) cause {
 		return refused
 	case code == codes.Unavailable, !last.BytesReceived: // without an answer the stream was reset
 		return broken
-	case code == codes.ResourceExhausted && last.statusAlone:
-		// Otherwise it is this client that refuses the answer: it is larger than the client takes.
+	case code == codes.ResourceExhausted:
+		if !last.statusAlone { // this client refuses the answer: it is larger than the client takes
+			return final
+		}
 		return rejected
+	case ofRequest(code):
+		return final
 	}
-	return final
+	return failed
+}
+
+// interrupts reports whether a stream that ended with err after its first message may go on at another replica.
+func interrupts(err error) bool {
+	code := status.Code(err)
+	return err != nil && code != codes.OK && code != codes.ResourceExhausted && !ofRequest(code)
 }
 
 // retries are the reasons under which another attempt is counted.
 var retries = [...]string{
 	refused: telemetry.RetryRejected, rejected: telemetry.RetryRejected,
-	unsent: telemetry.RetryUnsent, broken: telemetry.RetryBroken, late: telemetry.RetryTimeout, taken: telemetry.RetryBroken,
+	unsent: telemetry.RetryUnsent, broken: telemetry.RetryBroken, failed: telemetry.RetryFailed,
+	late: telemetry.RetryTimeout, taken: telemetry.RetryBroken,
 }
 
 // deadlineSlack is by how much a replica's timer may be ahead of the client's: it resets the stream at the deadline.

@@ -29,6 +29,7 @@ type requestCodec struct {
 	mu      sync.Mutex // guards the fields below
 	encoded bool
 	freed   bool
+	size    int // of what was encoded last, in bytes
 	data    mem.BufferSlice
 }
 
@@ -38,13 +39,25 @@ func (r *requestCodec) Marshal(m any) (mem.BufferSlice, error) {
 	c := r.call
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if err != nil || r.Name() != encodingproto.Name { // of another encoding the end is not known
+	if err != nil {
 		return out, err
 	}
-	if patch := c.patch(m); len(patch) > 0 {
-		out = append(slices.Clip(out), mem.SliceBuffer(patch))
+	if r.Name() == encodingproto.Name { // of another encoding the end is not known
+		if patch := c.patch(m); len(patch) > 0 {
+			out = append(slices.Clip(out), mem.SliceBuffer(patch))
+		}
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.size = out.Len()
 	return out, nil
+}
+
+// sized returns the size of the message as it was sent last.
+func (r *requestCodec) sized() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.size
 }
 
 // encode encodes a message, which is another one where an interceptor inside sends that.

@@ -5,10 +5,8 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
@@ -68,7 +66,7 @@ func (r *Resume) Received(msg any) (deliver bool) {
 // Complete reports whether a stream that broke with err has had its last message, so that it lacks its status alone.
 func (r *Resume) Complete(err error) bool {
 	o := r.output.Load()
-	return o != nil && o.Ended() && fault.Of(err) == state.Failed
+	return o != nil && o.Ended() && interrupts(err)
 }
 
 // Next reserves a replica, or two, for another attempt of a stream that broke with err. It returns the request message
@@ -77,7 +75,7 @@ func (r *Resume) Next(err error) (msg any, way Way) {
 	c, o := r.call, r.output.Load()
 	last, err := c.Attempts.lost(err)
 	if o == nil || c.Context.Err() != nil || last.Replica == nil ||
-		fault.Of(err) != state.Failed && c.legs.broke(err) == final {
+		!interrupts(err) && c.legs.broke(err) == final {
 		return nil, way
 	}
 	b, how := c.handle.bound.Load(), telemetry.NotResumed

@@ -187,7 +187,7 @@ func (o *Output) Read(msg any) (deliver, useless bool) {
 			return false, false
 		}
 	}
-	if o.ended = final != nil; o.ended && len(ids) == 0 && len(o.ids) > 0 && len(o.ids) < o.bound {
+	if o.ended = o.ended || final != nil; o.ended && len(ids) == 0 && len(o.ids) > 0 && len(o.ids) < o.bound {
 		o.ends.add(o.ids[len(o.ids)-1])
 	}
 	if o.again && !o.ended {
@@ -252,7 +252,7 @@ func (o *Output) Next() proto.Message {
 	n, p := len(o.ids), o.method.output
 	repeats := n == o.bound
 	switch {
-	case o.lost, o.held, repeats && slices.Equal(p.tokens.target()[:1], p.final.target()[:1]):
+	case o.ended, o.lost, o.held, repeats && slices.Equal(p.tokens.target()[:1], p.final.target()[:1]):
 		return nil
 	case repeats:
 		n--

@@ -176,6 +176,7 @@ const (
 	RetryUnsent   = "unsent"              // no replica had begun to serve the request
 	RetryRejected = "rejected"            // a full replica refused it
 	RetryBroken   = "broken"              // it was sent, and got UNAVAILABLE or a reset before its first message
+	RetryFailed   = "failed"              // a replica answered it with a status that may be the replica's own fault
 	RetryTimeout  = "first_token_timeout" // nothing came in time: cancelled, and made elsewhere
 )
 
