@@ -180,11 +180,11 @@ func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
 	if q := h.quick.Load(); q != nil && q.replica == rep && q.router == rt {
 		return q
 	}
-	health, reserved := rt.Outlier(rep), rt.Quick()
+	reserved := rt.Quick()
 	q := &quick{rt, rep, func(i balancer.DoneInfo) {
 		if i.Err == nil {
 			reserved.Release(rep)
-			if !i.BytesReceived || !health.Suspected() {
+			if !i.BytesReceived || !rt.Outliers().Suspects() {
 				return
 			}
 		} else {

@@ -101,7 +101,7 @@ func (c *Call) blame() {
 	if c.legs == nil || o.result.FirstMessage > 0 || !c.legs.spares(c.leg, o.result.Err) {
 		return
 	}
-	if o.last.spared = true; o.result.Fault == state.Failed {
+	if o.last.spared = true; o.result.Fault == state.Failed || o.result.Fault == state.Doubtful {
 		o.result.Fault = state.GivenUp
 	}
 }

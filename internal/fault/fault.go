@@ -2,8 +2,10 @@
 //
 // The rule. UNAVAILABLE, INTERNAL and DATA_LOSS are failures of the replica or of the connection to it:
 // resets and lost connections are among them. A deadline and a cancellation are the caller's, and count only
-// by the length of the wait. Every other status is the replica's answer to the request (INVALID_ARGUMENT,
-// RESOURCE_EXHAUSTED, UNKNOWN, …), and shows that it is alive.
+// by the length of the wait. INVALID_ARGUMENT, OUT_OF_RANGE and ALREADY_EXISTS speak of the request, and
+// RESOURCE_EXHAUSTED of the load. Every other status may be the fault of either (UNKNOWN of a bad request or of a broken
+// handler, UNIMPLEMENTED of a wrong method or of a server that is not a model server): it counts if the other replicas
+// do not give it.
 package fault
 
 import (
@@ -25,6 +27,9 @@ func OfCode(c codes.Code) state.Fault {
 		return state.TimedOut
 	case codes.Canceled:
 		return state.GivenUp
+	case codes.Unknown, codes.Unimplemented, codes.NotFound, codes.Unauthenticated, codes.PermissionDenied,
+		codes.FailedPrecondition, codes.Aborted:
+		return state.Doubtful
 	}
 	return state.NoFault
 }

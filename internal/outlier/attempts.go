@@ -126,7 +126,7 @@ func (d *Detector) Ended(r *Replica, mark *state.Mark, o *policy.Outcome) {
 	switch {
 	case !d.Ejects(), m.Watched() && o.FirstMessage > 0: // Answered has judged it
 		return
-	case answered && !m.Watched() && !m.Probe && !r.Suspected(), !answered && !o.Sent:
+	case answered && !m.Watched() && !m.Probe && !d.Suspects(), !answered && !o.Sent:
 		return
 	}
 	now := d.now()
@@ -140,12 +140,16 @@ func (d *Detector) Ended(r *Replica, mark *state.Mark, o *policy.Outcome) {
 	switch {
 	case answered, o.Fault == state.NoFault:
 		r.answer(&m, now, answered || m.Probe)
+	case o.Fault == state.Doubtful:
+		r.answered, r.timely = now, false
+		r.doubt(1)
+		r.accuse(&m, now, 1, o.Fault)
 	case o.Fault == state.Failed:
-		r.accuse(&m, now, 1, false)
+		r.accuse(&m, now, 1, o.Fault)
 	case m.Watched() && r.overLimit(&m, age, now) > 0: // End has entered it
 	case o.Fault == state.Late,
 		m.Watched() && o.Fault == state.TimedOut && r.slow(&m, age, now):
-		r.accuse(&m, now, 1, true)
+		r.accuse(&m, now, 1, state.Late)
 	}
 	r.judge(now)
 }
@@ -157,7 +161,7 @@ func (d *Detector) Outrun(r *Replica) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.member && r.Suspected() {
-		r.accuse(&state.Mark{Picked: now}, now, 1, true)
+		r.accuse(&state.Mark{Picked: now}, now, 1, state.Late)
 		r.judge(now)
 	}
 }
@@ -188,7 +192,7 @@ func (r *Replica) overdue(a *Attempt, now time.Time) {
 	times := r.overLimit(&m, now.Sub(m.Picked), now)
 	if n := times - int(a.counted); n > 0 && !a.Picked.Before(r.since) { // else the state rests on it already
 		a.counted = int32(min(times, math.MaxInt32))
-		r.accuse(&m, now, n, true)
+		r.accuse(&m, now, n, state.Late)
 	}
 }
 

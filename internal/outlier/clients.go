@@ -75,11 +75,11 @@ func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
 		r.answer(&m, now, true)
 	}
 	if c.Failures > 0 {
-		r.accuse(&m, now, c.Failures, false)
+		r.accuse(&m, now, c.Failures, state.Failed)
 	}
 	if c.Late > 0 { // they were picked that long ago, at least
 		m.Picked = now.Add(-d.lateMin)
-		r.accuse(&m, now, c.Late, true)
+		r.accuse(&m, now, c.Late, state.Late)
 	}
 	r.judge(now)
 }

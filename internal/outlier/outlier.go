@@ -5,6 +5,7 @@
 // Evidence against a replica is calls in a row that failed before their first message, and calls whose first message is
 // late, ended or still waiting for it. Late is far later than the rest of the fleet takes for
 // as much uncached work, and only while the rest answers calls that were sent later: where all are slow no replica is.
+// A status that may be the fault of the request is evidence likewise: while the rest answers calls and hardly gives any.
 //
 //	Healthy ─evidence─► Ejected ─its time is over─► HalfOpen ─probe answered─► SlowStart ─► Healthy
 //	                       ▲─────a probe fails───────┘
@@ -73,8 +74,9 @@ type Host interface {
 	Reservations() int64 // requests under way
 	Rate() float64       // relative speed, 1 as a rule
 	Draining() bool
-	Coming() bool  // it is being connected for the first time
-	Admit(ok bool) // the replica may get a request now, or not
+	Coming() bool    // it is being connected for the first time
+	Admit(ok bool)   // the replica may get a request now, or not
+	Suspect(on bool) // evidence stands against it, or does not any more
 }
 
 // A Detector watches the replicas of one fleet. Its methods are safe for use by many goroutines and call only the
@@ -88,6 +90,7 @@ type Detector struct {
 	now       func() time.Time
 	watch     func(bool)    // whether any member is not Healthy, whenever one changes; called with the lock held
 	unhealthy atomic.Int64  // members that are not Healthy
+	suspects  atomic.Int64  // replicas that are suspected; written with the lock held
 	freed     atomic.Uint64 // how often requests that wait were to choose again
 	due       atomic.Int64  // of the next round of Look, in Unix nanoseconds; written with the lock held
 
@@ -129,6 +132,8 @@ type record struct {
 	probed   time.Time                    // when it began
 	struck   time.Time                    // when the first call of the evidence was picked
 	late     bool                         // some of the evidence is for being late
+	doubtful bool                         // some of it is a status that may be the fault of the requests
+	doubts   float64                      // share of such statuses in its latest calls
 	answered time.Time                    // last
 	timely   bool                         // … was in time
 	reached  time.Time                    // when the latest call was picked that it has answered
@@ -174,6 +179,10 @@ func NewReplica(h Host) *Replica {
 
 // Ejects reports whether replicas are ejected at all.
 func (d *Detector) Ejects() bool { return d.failures < off }
+
+// Suspects reports whether evidence stands against any replica: then the calls that succeed elsewhere count. It takes no
+// lock.
+func (d *Detector) Suspects() bool { return d.suspects.Load() > 0 }
 
 // AllHealthy reports whether every replica of the fleet is Healthy. It takes no lock.
 func (d *Detector) AllHealthy() bool { return d.unhealthy.Load() == 0 }
@@ -278,8 +287,8 @@ func (r *Replica) serves(ok bool, now time.Time) {
 	switch {
 	case !ok:
 		r.d.stats.Ejections[CauseHealth]++
-		r.strikes.Store(0)
-		if r.late, r.probe = false, nil; r.connected {
+		r.clear()
+		if r.probe = nil; r.connected {
 			r.lost = now
 		}
 		r.enter(Ejected, CauseHealth, now)
@@ -301,7 +310,7 @@ func (r *Replica) arrive(now time.Time) {
 // forget clears the record of a replica that leaves or was restarted. Calls under way are no evidence of what comes
 // after it.
 func (r *Replica) forget(now time.Time) {
-	r.strikes.Store(0)
+	r.clear()
 	r.enter(Healthy, NoCause, now)
 	r.record = record{since: now}
 }

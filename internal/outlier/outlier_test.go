@@ -33,6 +33,7 @@ func (h *host) Reservations() int64 { return h.reservations.Load() }
 func (h *host) Rate() float64       { h.rated.Add(1); return 1 }
 func (h *host) Draining() bool      { h.looks.Add(1); return false }
 func (h *host) Coming() bool        { return false }
+func (h *host) Suspect(bool)        {}
 func (h *host) Admit(ok bool)       { h.admits.Store(ok) }
 
 // fleet is a Detector with replicas, on a clock of its own.

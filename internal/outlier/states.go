@@ -14,6 +14,30 @@ const round = 100 * time.Millisecond
 // glance is how many of the calls that wait on a replica, the oldest, a round looks at.
 const glance = 256
 
+// doubtMemory is the number of calls after which an old one counts 1/e in the share of doubtful statuses, and mostDoubts
+// the share from which a replica is no measure of another: one such status in a while is below it.
+const doubtMemory, mostDoubts = 16, 0.1
+
+// doubt takes one call into the share of doubtful statuses.
+func (r *Replica) doubt(is float64) { r.doubts += (is - r.doubts) / doubtMemory }
+
+// strike adds n pieces of evidence.
+func (r *Replica) strike(n int) {
+	if r.strikes.Add(int32(n)) == int32(n) {
+		r.d.suspects.Add(1)
+		r.host.Suspect(true)
+	}
+}
+
+// clear takes back all evidence.
+func (r *Replica) clear() {
+	r.late, r.doubtful = false, false
+	if r.strikes.Swap(0) > 0 {
+		r.d.suspects.Add(-1)
+		r.host.Suspect(false)
+	}
+}
+
 // Suspected reports whether any evidence stands against a replica. It takes no lock.
 func (r *Replica) Suspected() bool { return r.strikes.Load() > 0 }
 
@@ -25,8 +49,8 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 		r.reached = m.Picked
 	}
 	if timely {
-		r.strikes.Store(0)
-		r.late = false
+		r.clear()
+		r.doubt(0)
 		r.counts.Failures, r.counts.Late = 0, 0
 		clear(r.given)
 	}
@@ -45,7 +69,8 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 }
 
 // accuse enters n pieces of evidence against a replica; judge follows. While a replica is out, only its probe counts.
-func (r *Replica) accuse(m *state.Mark, now time.Time, n int, late bool) {
+func (r *Replica) accuse(m *state.Mark, now time.Time, n int, f state.Fault) {
+	late := f == state.Late
 	failed := m.Probe && r.state == HalfOpen
 	if r.out() && !failed {
 		return
@@ -53,20 +78,25 @@ func (r *Replica) accuse(m *state.Mark, now time.Time, n int, late bool) {
 	if n = min(n, 1<<10); !failed {
 		n = r.weigh(m.Principal, n)
 	}
-	if late {
+	switch {
+	case late:
 		r.counts.Late += n
-	} else {
+	case f == state.Failed, failed:
 		r.counts.Failures += n
 	}
 	switch {
 	case failed:
 		r.eject(CauseProbe, now)
 	case n > 0:
-		if !r.Suspected() || m.Picked.Before(r.struck) {
-			r.struck = m.Picked
+		picked := m.Picked
+		if picked.IsZero() { // the call was not watched
+			picked = now
 		}
-		r.late = r.late || late
-		r.strikes.Add(int32(n))
+		if !r.Suspected() || picked.Before(r.struck) {
+			r.struck = picked
+		}
+		r.late, r.doubtful = r.late || late, r.doubtful || f == state.Doubtful
+		r.strike(n)
 	}
 }
 
@@ -88,32 +118,36 @@ func (r *Replica) weigh(principal string, n int) int {
 	return n
 }
 
-// judge ejects a replica with enough evidence, if enough others stay and, where it is late, if the others are timely. One
-// that is being connected for the first time is about to be another.
+// judge ejects a replica with enough evidence, if enough others stay and, where it is late or its statuses are doubtful, if
+// the others answer. One that is being connected for the first time is about to be another.
 func (r *Replica) judge(now time.Time) {
 	d := r.d
 	most := max(int(d.share*float64(d.connected)), 1)
 	if int(r.strikes.Load()) < d.failures || r.out() || !r.member || d.outs >= most {
 		return
 	}
+	relative := r.late || r.doubtful
 	open, fine, bad := 0, 0, 0
 	for _, o := range d.members {
 		switch {
 		case o == r, o.out(), !o.connected && !o.host.Coming(), o.host.Draining():
 			continue
-		case o.Suspected():
+		case o.Suspected(), r.doubtful && o.doubts > mostDoubts:
 			bad++
-		case o.timely && o.reached.After(r.struck):
+		case o.timely && (o.reached.After(r.struck) || !r.late && o.answered.After(r.struck)):
 			fine++
 		}
 		open++
 	}
 	switch {
-	case open == 0:
-	case !r.late:
-		r.eject(CauseFault, now)
-	case fine > 0 && fine >= 2*bad:
+	case open == 0, relative && (fine == 0 || fine < 2*bad):
+	case r.late:
 		r.eject(CauseLate, now)
+	default:
+		if r.doubtful { // it is certain by now
+			r.counts.Failures += int(r.strikes.Load())
+		}
+		r.eject(CauseFault, now)
 	}
 }
 
@@ -126,8 +160,8 @@ func (r *Replica) eject(cause Cause, now time.Time) {
 	} else if now.Sub(r.until) > d.longest() {
 		r.times = 0 // it was healthy for long
 	}
-	r.strikes.Store(0)
-	r.late, r.probe, r.until = false, nil, now.Add(d.ejection(r.times))
+	r.clear()
+	r.probe, r.until = nil, now.Add(d.ejection(r.times))
 	r.times++
 	r.enter(Ejected, cause, now)
 }

@@ -65,6 +65,9 @@ func (l *live) Admit(ok bool) { l.Set(state.Barred, !ok) }
 // Coming implements [outlier.Host].
 func (l *live) Coming() bool { return l.Flags.Load()&state.Coming != 0 }
 
+// Suspect implements [outlier.Host].
+func (l *live) Suspect(on bool) { l.Replica.Suspect.Store(on) }
+
 // Draining implements [outlier.Host].
 func (l *live) Draining() bool { return l.Flags.Load()&(state.Leaving|state.Declared) != 0 }
 

@@ -299,8 +299,10 @@ func twoOfPool(v *view, p policy.Pool) *policy.Replica {
 	return fewerOngoing(two[0], two[1])
 }
 
+// fewerOngoing returns the replica with fewer requests under way, and of equals the first. A replica whose last calls
+// failed is never the one with fewer: calls that fail at once make it look idle.
 func fewerOngoing(first, second *policy.Replica) *policy.Replica {
-	if second.State().UnderWay() < first.State().UnderWay() {
+	if s := second.State(); s.UnderWay() < first.State().UnderWay() && !s.Suspect.Load() {
 		return second
 	}
 	return first
@@ -317,7 +319,7 @@ func (v *view) QuickLeastOfTwo() *policy.Replica {
 		j++
 	}
 	r, other := v.connected[i], v.connected[j]
-	if other.State().UnderWay() < r.State().UnderWay() {
+	if fewerOngoing(r, other) == other {
 		r, other = other, r
 	}
 	if r.Draining || !other.Open() { // Quick.Pick checks the rest of r

@@ -15,9 +15,10 @@ type Fault uint8
 
 // The faults.
 const (
-	NoFault  Fault = iota // nothing: there was a message, or a status of the replica's own
+	NoFault  Fault = iota // nothing: there was a message, or a status that speaks of the request
 	Failed                // the replica failed, or the connection to it
 	TimedOut              // the call's deadline passed first
 	GivenUp               // the caller cancelled
 	Late                  // the attempt was given up because its first message was late, and made elsewhere
+	Doubtful              // the request is at fault, or the replica: the latter if the others answer such calls
 )

@@ -15,6 +15,7 @@ type Replica struct {
 	Owner any // what the Router keeps beside it; set once
 
 	Flags    atomic.Uint32 // Connected, Barred, Leaving, Declared, Coming
+	Suspect  atomic.Bool   // its last calls failed
 	Links    atomic.Uint32 // how many connections there were, one after the other
 	Max      atomic.Int64  // reservations allowed at once: Capacity, or less while the replica refuses
 	Capacity atomic.Int64  // the bound on reservations; NoBound = none
