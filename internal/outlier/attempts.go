@@ -139,7 +139,7 @@ func (d *Detector) Ended(r *Replica, mark *state.Mark, o *policy.Outcome) {
 	m.Probe = m.Probe && !(m.Watched() && m.Picked.Before(r.since)) // else it was decided before its call ended
 	switch {
 	case answered, o.Fault == state.NoFault:
-		r.answer(&m, now, answered || m.Probe)
+		r.answer(&m, now, answered) // a probe that ends so proves nothing: the next request is another
 	case o.Fault == state.Doubtful:
 		r.answered, r.timely = now, false
 		r.doubt(1)

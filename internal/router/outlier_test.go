@@ -241,3 +241,34 @@ func TestAssignedIsTrusted(t *testing.T) {
 	require.NoError(t, assigned("r1"), "its probe")
 	require.ErrorIs(t, assigned("r1"), ErrNoSuchReplica, "one at a time")
 }
+
+// A probe that ends with a status which is no evidence neither brings the replica back nor ejects it again: the next
+// request is another probe.
+func TestProbeThatProvesNothing(t *testing.T) {
+	for name, answer := range map[string]state.Answer{"watched": state.AnswerMessage, "not watched": state.AnswerUnseen} {
+		t.Run(name, func(t *testing.T) {
+			w := newHarness(t, 3)
+			for range 5 {
+				w.fail("r0")
+			}
+			w.pass(time.Hour)
+			w.Health.Look()
+			only := func() (*policy.Request, *Reservation) {
+				q := &policy.Request{Answer: answer, Exclude: []string{"r1", "r2"}}
+				b := pick(t, w.Router, q)
+				require.True(t, b.Decision.Probe())
+				return q, b
+			}
+			for range 3 {
+				q, b := only()
+				b.Release()
+				w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Usage: policy.NoUsage})
+				require.Equal(t, outlier.HalfOpen, w.condition("r0"))
+			}
+			q, b := only()
+			w.finish(q, b)
+			require.Equal(t, outlier.SlowStart, w.condition("r0"))
+			require.Zero(t, w.Outliers().Stats().Ejections[outlier.CauseProbe])
+		})
+	}
+}
