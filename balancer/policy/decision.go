@@ -16,11 +16,11 @@ const (
 	ReasonLeastOfTwo      Reason = "least_of_two"     // fewer ongoing of two at random
 	ReasonRing            Reason = "ring"             // the session's own replica on the ring
 	ReasonRingFallback    Reason = "ring_fallback"    // the next on the ring: the ones before are full or gone
-	ReasonPrefixMatch     Reason = "prefix_match"     // holds the longest known prefix
-	ReasonRendezvous      Reason = "rendezvous"       // first in the rendezvous order
-	ReasonRendezvousSpill Reason = "rendezvous_spill" // later in the rendezvous order: the ones before are loaded or full
+	ReasonPrefixMatch     Reason = "prefix_match"     // holds more of the prompt than most prompts share
+	ReasonRendezvous      Reason = "rendezvous"       // the prompt's home: the first in its rendezvous order
+	ReasonRendezvousSpill Reason = "rendezvous_spill" // later in the rendezvous order: the home is loaded, full or gone
 	ReasonLeastLoaded     Reason = "least_loaded"     // least load
-	ReasonKVCost          Reason = "kv_cost"          // least cost, or the most cached among about equal costs
+	ReasonKVCost          Reason = "kv_cost"          // least cost
 	ReasonKVNearTie       Reason = "kv_near_tie"      // least loaded, or first in rendezvous order, of several as good
 	ReasonDecode          Reason = "decode"           // decodes what another prefills: least requests under way
 	ReasonPinned          Reason = "pinned"           // the caller named it

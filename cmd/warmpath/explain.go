@@ -179,8 +179,8 @@ var meaning = map[policy.Reason]string{
 	policy.ReasonLeastOfTwo:   "two drawn at random, here by --seed, and the one with fewer requests under way taken",
 	policy.ReasonRing:         "the key's own replica, the first clockwise from the key on the hash ring",
 	policy.ReasonRingFallback: "the next on the hash ring, since those before it may not have the request",
-	policy.ReasonPrefixMatch:  "it holds the longest known prefix of the prompt",
-	policy.ReasonRendezvous:   "no replica is known to hold the prompt: the first in the rendezvous order of its key",
+	policy.ReasonPrefixMatch:  "more of the prompt is cached there than most prompts share",
+	policy.ReasonRendezvous:   "the prompt's home, the first in the rendezvous order of its key, where other clients send it, too",
 	policy.ReasonRendezvousSpill: "later in the rendezvous order of the key, since those before it may not serve " +
 		"it or are loaded",
 	policy.ReasonLeastLoaded: "it has the least load",

@@ -88,6 +88,7 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 	f.DurationVar(&s.Patience, "patience", 0, "how long after its arrival a request that waits gives up; 0 = never")
 	f.StringVar((*string)(&s.Share), "share", string(sim.ShareNone),
 		"`what` clients know of each other: "+strings.Join(sim.Shares, ", "))
+	f.BoolVar(&s.NoEvents, "no-events", false, "engines report no KV events to kv_aware")
 	f.IntVar(&s.Servers, "servers", 1, "`number` of look-aside servers that share load and caches, each with its part of the clients")
 	f.DurationVar(&s.Interval, "broadcast-interval", sim.DefaultInterval, "`time` between two reports, and two broadcasts")
 	f.BoolVar(&s.Affinity, "client-affinity", false, "send all requests of a session to one client, not to random ones")

@@ -32,6 +32,7 @@ import (
 	"cmp"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvindex"
@@ -106,6 +107,7 @@ func (x *Index) Stats() policy.IndexStats {
 // A Member is the cache of a replica for as long as its id stays in the fleet.
 type Member struct {
 	SentBytes atomic.Int64 // for a policy that counts what was sent there
+	Busy      Busy         // belongs to Choose, and so to the Router's lock
 
 	id       string
 	place    atomic.Int32          // in the newest Fleet
@@ -114,6 +116,12 @@ type Member struct {
 	block    int                   // tokens in the blocks of its reports; 0 = none; guarded by Index.mu
 	routes   []*routes             // by rank
 	lanes    map[lane]kvindex.Slot // of its reports; guarded by Index.mu
+}
+
+// Busy is the mean of the calls under way on a replica over some minutes.
+type Busy struct {
+	Mean float64
+	At   time.Time // of the last call that was counted
 }
 
 // Reported reports whether an engine or a server has reported the replica's cache.

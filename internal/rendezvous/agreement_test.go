@@ -45,8 +45,9 @@ func agreement(t *testing.T, prompts [][]uint64, clients, replicas int) float64 
 			var chosen []int
 			for _, p := range all {
 				if p.now.requests+p.before.requests >= learned {
-					key, _ := find(p, blocks, replicas)
-					chosen = append(chosen, key)
+					s := &Prompt{Blocks: Blocks{Hashes: blocks}}
+					p.Find(s, replicas)
+					chosen = append(chosen, s.First)
 				}
 			}
 			for j, x := range chosen {

@@ -6,11 +6,10 @@
 // [Blocks] cuts a prompt into blocks whose hashes are chained, and hashes what
 // follows the last full block as a block of its own, so that a short question
 // behind a long system prompt distinguishes too. [Popularity] finds the first block
-// that is in at most 1/N of the requests lately seen here, or in at most [Few] of
+// that is in at most 1/(N+min(N, 6)) of the requests lately seen here, or in at most [Few] of
 // them: the key. [Scorer] puts the replicas in the order of the key, by rendezvous
 // hashing: the rendezvous order, the same for any number of clients. A key in more
-// than 1/2N of the requests is too much for one replica that has others beside it;
-// Popularity finds these too, and where the prompts of such a key part. [Reuse]
+// than that would be too much for one replica that has others beside it. [Reuse]
 // measures what the common order gains.
 //
 // # Complexity
@@ -72,18 +71,11 @@ func (s *Scorer) Score(r *policy.Replica) uint64 {
 	return score
 }
 
-// Scores appends the scores of the replicas for a prompt's key. Where its home is the second
-// in the order, the first two change places.
+// Scores appends the scores of the replicas for a prompt's key.
 func (s *Scorer) Scores(to []uint64, p *Prompt, replicas []*policy.Replica) []uint64 {
 	s.SetKey(p.Key)
 	for _, r := range replicas {
 		to = append(to, s.Score(r))
-	}
-	if p.Second && len(replicas) > 1 {
-		var two [2]Place
-		top := First(two[:0], replicas, to)
-		a, b := top[0].At, top[1].At
-		to[a], to[b] = to[b], to[a]
 	}
 	return to
 }

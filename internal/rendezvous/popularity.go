@@ -22,9 +22,9 @@ const (
 	fresh = 64
 	// Few is how many requests never make a block popular.
 	Few = 3
-	// sure, over the replicas, but at least leastSure, is how many requests distinguish one
-	// half of a share from less: twice as many as sure have been seen by then.
-	sure, leastSure = 160, Few + 1
+	// spare is how many more prefixes than replicas are popular, at most. A prefix in more than half of a replica's share
+	// is too much for one that has others beside it; in a large fleet that would be the turns of one conversation.
+	spare = 6
 	// fanout is in how many parts a level of the search cuts its range.
 	fanout = 8
 )
@@ -77,13 +77,10 @@ func NewPopularity() *Popularity {
 type Prompt struct {
 	Blocks
 	Key uint64 // of the rendezvous order
-	// First is the place of the first block that is in at most 1/replicas of the requests
+	// First is the place of the first block that is in at most 1/(N+min(N, spare)) of the requests
 	// lately seen or in at most Few of them, and in a new client lies beyond what the prompt
-	// shares with other conversations; Half that of the first that is in at most half as
-	// many, once these are enough to be sure, which lies deeper where the first has more
-	// than one replica should bear beside its other prompts. The last block if there is none.
-	First, Half int
-	Second      bool // the second in the order is this prompt's home, and the first is behind it
+	// shares with other conversations. The last block if there is none.
+	First int
 
 	all        bool // Find looked at all blocks
 	replicas   int
@@ -109,27 +106,24 @@ func (p *Popularity) Read(s *Prompt, q *policy.Request, g Grain, seed kvindex.Se
 		s.Cut(q.Prompt, q.PromptTokens, g, seed)
 		p.Find(s, replicas)
 		s.Key = s.Hashes[s.First]
-		s.Second = s.Half > s.First && s.Hashes[s.Half]&1 == 1
 	case q.Session != "":
-		s.Key, s.Second = SessionKey(q.Affinity()), false
+		s.Key = SessionKey(q.Affinity())
 	}
 }
 
-// Find finds First and Half of a prompt, which has at least one block. The prompt itself
+// Find finds First of a prompt, which has at least one block. The prompt itself
 // is one of the requests, and is not counted. It is called once for a prompt.
 func (p *Popularity) Find(s *Prompt, replicas int) {
 	s.replicas, s.looked = max(replicas, 1), looks.Get().(*[]look)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	requests := p.now.requests + 1 + p.before.requests
-	most := max(Few, requests/s.replicas)
-	fewer := min(most, max(leastSure, sure/s.replicas, requests/(2*s.replicas)))
+	most := max(Few, requests/(s.replicas+min(s.replicas, spare)))
 	s.all = p.before.requests == 0 && p.thorough >= len(s.Hashes)
-	s.First, s.Half = p.search(s, most, fewer, s.all)
+	s.First = p.search(s, most, s.all)
 	if s.all {
 		s.First = max(s.First, min(p.firsts.common(s.Hashes, enough(requests, s.replicas)), len(s.Hashes)-1))
 	}
-	s.Half = max(s.First, s.Half)
 }
 
 // Sent counts a prompt as an attempt is routed: the blocks that Find looked at.
@@ -189,11 +183,10 @@ func (p *Popularity) Ended(s *Prompt, sent bool) {
 // requests; one of lo+size is not, or is beyond the prompt.
 type boundary struct{ most, lo, size int }
 
-// search returns the first block that is in at most so many requests, and in at most
-// half as many. It looks at all blocks, or at those around what it returns and around
-// the first that is in at most Few: all of a level, also those behind the boundary.
-func (p *Popularity) search(s *Prompt, most, half int, all bool) (int, int) {
-	bs := [...]boundary{{most: most}, {most: half}, {most: Few}}
+// search returns the first block that is in at most so many requests. It looks at all blocks, or at those around what
+// it returns and around the first that is in at most Few: all of a level, also those behind the boundary.
+func (p *Popularity) search(s *Prompt, most int, all bool) int {
+	bs := [...]boundary{{most: most}, {most: Few}}
 	p.level(s, bs[:], len(s.Hashes)+1, func(end int) int {
 		if all {
 			return end + 1
@@ -221,8 +214,7 @@ func (p *Popularity) search(s *Prompt, most, half int, all bool) (int, int) {
 			left[i].size = step
 		}
 	}
-	last := len(s.Hashes) - 1
-	return min(bs[0].lo, last), min(bs[1].lo, last)
+	return min(bs[0].lo, len(s.Hashes)-1)
 }
 
 // level looks at the prefixes that end before to, each the next of the one before, from

@@ -31,7 +31,7 @@ func TestKeyIsPastWhatIsShared(t *testing.T) {
 			p := NewPopularity()
 			right := 0
 			for i := range 1500 {
-				first, _ := see(p, chained(1, shared, i, shared+1+i%300), replicas)
+				first := see(p, chained(1, shared, i, shared+1+i%300), replicas)
 				if i < 1000 {
 					continue
 				}
@@ -50,7 +50,7 @@ func TestHotPrefixStaysLearnedAcrossGenerations(t *testing.T) {
 	for _, shared := range []int{3, 40, 160, 375} {
 		p := NewPopularity()
 		for i := range 5 * window {
-			first, _ := see(p, chained(1, shared, i, shared+32), 16)
+			first := see(p, chained(1, shared, i, shared+32), 16)
 			if i >= 200 && first < shared {
 				t.Fatalf("request %d: block %d of the %d shared ones is the key", i, first, shared)
 			}
@@ -63,7 +63,7 @@ func TestNewSystemPromptIsLearnedSoon(t *testing.T) {
 	p := NewPopularity()
 	at := func(family, from int) int {
 		for i := range 4 * window {
-			if first, _ := see(p, chained(family, 125, from+i, 300), 16); first >= 125 {
+			if first := see(p, chained(family, 125, from+i, 300), 16); first >= 125 {
 				return i
 			}
 		}
@@ -80,7 +80,7 @@ func TestNewSystemPromptIsLearnedSoon(t *testing.T) {
 func TestTwoSystemPrompts(t *testing.T) {
 	p := NewPopularity()
 	for i := range 2000 {
-		if first, _ := see(p, chained(i%2, 40, i, 60), 16); i > 200 {
+		if first := see(p, chained(i%2, 40, i, 60), 16); i > 200 {
 			assert.Equal(t, 40, first)
 		}
 	}
@@ -135,69 +135,15 @@ func BenchmarkPopularity(b *testing.B) {
 }
 
 // see counts a prompt that is sent, and returns the result of Find before that.
-func see(p *Popularity, blocks []uint64, replicas int) (key, half int) {
+func see(p *Popularity, blocks []uint64, replicas int) (key int) {
 	s := &Prompt{Blocks: Blocks{Hashes: blocks}}
 	p.Find(s, replicas)
 	p.Sent(s)
-	return s.First, s.Half
-}
-
-func find(p *Popularity, blocks []uint64, replicas int) (key, half int) {
-	s := &Prompt{Blocks: Blocks{Hashes: blocks}}
-	p.Find(s, replicas)
-	return s.First, s.Half
+	return s.First
 }
 
 func key(p *Popularity, blocks []uint64) int {
-	key, _ := see(p, blocks, 16)
-	return key
-}
-
-// A prefix in more than half of a replica's share of the requests is distinguished from one
-// in more than all of it, also by search.
-func TestHalfOfAShare(t *testing.T) {
-	p := NewPopularity()
-	for i := range 3000 { // with 8 replicas a share is 12.5 %
-		blocks, prefix := chained(i, 0, i, 30), i%10
-		switch {
-		case prefix < 3:
-			blocks = chained(1_000_000, 20, i, 30)
-		case prefix == 3:
-			blocks = chained(2_000_000, 20, i, 30)
-		}
-		k, half := see(p, blocks, 8)
-		if i < 200 {
-			continue
-		}
-		want := [2]int{0, 0}
-		switch {
-		case prefix < 3:
-			want = [2]int{20, 20}
-		case prefix == 3:
-			want = [2]int{0, 20}
-		}
-		assert.Equal(t, want, [2]int{k, half}, "request %d", i)
-	}
-}
-
-// Whatever the fleet, a client that has seen 320 requests finds the prefixes in more than half of a share.
-func TestSureOfHalfAShare(t *testing.T) {
-	for _, replicas := range []int{4, 8, 16, 32} {
-		p := NewPopularity()
-		for i := range 640 {
-			blocks, in := chained(i, 0, i, 30), i%(4*replicas) < 3 // three quarters of a share
-			if in {
-				blocks = chained(1_000_000, 20, i, 30)
-			}
-			key, half := see(p, blocks, replicas)
-			if in && i >= 320 {
-				assert.Equal(t, [2]int{0, 20}, [2]int{key, half}, "%d replicas, request %d", replicas, i)
-			}
-			if in && i < 160 {
-				assert.Equal(t, key, half, "%d replicas, request %d", replicas, i)
-			}
-		}
-	}
+	return see(p, blocks, 16)
 }
 
 // A prompt counts once, however many attempts are made, and not at all if none is sent.
@@ -234,7 +180,7 @@ func TestNewClientStaysThorough(t *testing.T) {
 		before(p)
 		see(p, chained(1, 40, 1, 60), 16)
 		for i := 2; i <= 3; i++ {
-			first, _ := see(p, chained(1, 40, i, 60), 16)
+			first := see(p, chained(1, 40, i, 60), 16)
 			assert.Equal(t, 40, first, "%s: conversation %d", name, i)
 		}
 	}

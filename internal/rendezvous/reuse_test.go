@@ -9,12 +9,12 @@ import (
 
 func TestReuse(t *testing.T) {
 	var u Reuse
-	assert.InDelta(t, unknownReuse, u.Share(), 1e-9)
+	assert.Zero(t, u.Share(), "nothing is expected before something was measured")
 	u.Learn(10, 0)
 	u.Learn(10, -5)
-	assert.InDelta(t, unknownReuse, u.Share(), 1e-9, "a prompt without blocks of its own changes nothing")
-	u.Learn(0, 100)
-	assert.InDelta(t, unknownReuse*reusePrior/(reusePrior+1), u.Share(), 1e-9, "the first weigh more")
+	assert.Zero(t, u.Share(), "a prompt without blocks of its own changes nothing")
+	u.Learn(100, 100)
+	assert.InDelta(t, 1./(reusePrior+1), u.Share(), 1e-9, "the first weigh more")
 	for range 1000 {
 		u.Learn(6_000, 8_000)
 	}
@@ -35,6 +35,8 @@ func TestReuse(t *testing.T) {
 // less.
 func TestReuseIsLearnedAtAnyLength(t *testing.T) {
 	var short, long, mixed Reuse
+	short.Learn(400, 400)
+	long.Learn(40_000, 40_000)
 	for range 100 {
 		short.Learn(0, 400)
 		long.Learn(0, 40_000)
@@ -46,4 +48,30 @@ func TestReuseIsLearnedAtAnyLength(t *testing.T) {
 		mixed.Learn(0, 1_000)
 	}
 	assert.InDelta(t, 0.9, mixed.Share(), 0.05)
+}
+
+// A client is alone while no engine has anything cached that it did not send there, and not before it has seen some
+// prompts that could have shown another client.
+func TestAlone(t *testing.T) {
+	var u Reuse
+	quiet := func(n int) {
+		for range n {
+			u.Saw(100, 80, 1000)
+		}
+	}
+	assert.False(t, u.Alone())
+	quiet(aloneAfter - 1)
+	assert.False(t, u.Alone())
+	for range 100 {
+		u.Saw(1000, 1000, 1000) // all of it was known: it could not have shown one
+	}
+	assert.False(t, u.Alone())
+	quiet(1)
+	assert.True(t, u.Alone())
+	u.Saw(100, 101, 1000)
+	assert.False(t, u.Alone())
+	quiet(seen + aloneAfter - 1)
+	assert.False(t, u.Alone())
+	quiet(1)
+	assert.True(t, u.Alone())
 }

@@ -161,20 +161,14 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 	return work
 }
 
-// takeBack is withdrawn for a reservation that was not sent: the shadow has chosen for it too.
+// takeBack is withdrawn for a reservation that was not sent.
 func (r *Router) takeBack(own *policy.Observer, q *policy.Request, d *policy.Decision) {
-	s, x := r.shadow, shadowOf(q)
-	shades := s != nil && s.Observer.Withdrawn != nil && x != nil && x.decided && x.decision.Replica != nil
-	if !d.State().Chosen && !shades {
+	if !d.State().Chosen {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	withdrawn(own, q, d)
-	if shades {
-		x.decided = false
-		s.Observer.Withdrawn(&x.request, x.decision)
-	}
 }
 
 // withdrawn has the policy forget a pick of its Choose that is not used. Called with the Router's mutex held.

@@ -10,11 +10,13 @@ import (
 
 // choose notes the pick until it is in the index.
 func (p *kvAware) choose(q *policy.Request, v policy.View) policy.Decision {
-	d, o := p.pick(q, v)
+	c := choice{kvAware: p}
+	d, o := c.pick(q, v)
 	if o != nil {
-		p.recent.add(q.Prepared.(*prepared), o.replica, o.rank)
-		if p.misses++; o.saved > 0 {
-			p.misses = 0
+		p.recent.add(c.prepared, o.replica, o.rank)
+		c.unfound, c.shows = o.saved == 0, d.Reason == policy.ReasonRendezvous
+		if c.home.exists {
+			c.watch()
 		}
 	}
 	return d
@@ -22,24 +24,27 @@ func (p *kvAware) choose(q *policy.Request, v policy.View) policy.Decision {
 
 // preview is choose, and no pick is noted.
 func (p *kvAware) preview(q *policy.Request, v policy.View) policy.Decision {
-	d, _ := p.pick(q, v)
+	c := choice{kvAware: p}
+	d, _ := c.pick(q, v)
 	return d
 }
 
-// pick returns the option that was chosen by cost, nil if it was another way.
-func (p *kvAware) pick(q *policy.Request, v policy.View) (policy.Decision, *option) {
+// pick returns the option that was chosen by cost, nil if it was another way. It notes nothing.
+func (c *choice) pick(q *policy.Request, v policy.View) (policy.Decision, *option) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return policy.To(v.LeastOfTwo(q), policy.ReasonNoKey), nil
 	}
-	c := choice{kvAware: p, prepared: s, Scope: cacheview.NewScope(s.fleet, v), burst: p.recent.picks > s.since}
+	c.prepared, c.Scope = s, cacheview.NewScope(s.fleet, v)
+	c.burst, c.alone = c.recent.picks > s.since, c.reuse.Alone()
 	for i := 0; ; i++ {
 		pool, ok := v.Pool(q, i)
 		if !ok {
 			return policy.Wait(), nil
 		}
 		c.Pool = pool
-		if c.list(); len(p.options) == 0 {
+		c.findHome()
+		if c.list(); len(c.options) == 0 {
 			continue
 		}
 		o, why := c.best()
@@ -52,7 +57,9 @@ type choice struct {
 	*kvAware
 	*prepared
 	cacheview.Scope
+	home  home
 	burst bool    // picks were made that the index may not have had
+	alone bool    // no other client sends prompts to the fleet
 	least float64 // load of the least loaded of the options
 	queue float64 // tokens not yet prefilled there
 	saves float64 // the most that an option saves
@@ -112,47 +119,46 @@ func (c *choice) add(k candidate, r *policy.Replica) {
 			k.credit = max(k.credit, float64(n))
 		}
 	}
+	credit := k.credit
+	if c.home.exists {
+		credit = c.weigh(&k)
+	}
 	// What more than 1/N of the requests share is worth as much where it is not cached yet,
 	// since it is more than one replica should bear.
-	saved := max(k.credit, float64(c.CoveredTokens(c.First)))
-	load := c.load(&k, r)
+	saved := max(credit, float64(c.CoveredTokens(c.First)))
+	part := 1.0
+	if k.ranks > 1 {
+		part = c.part(&k, r)
+	}
+	load := part * c.View.Load(r)
 	if load < c.least {
-		c.least, c.queue = load, cacheview.Queue(r)/float64(max(k.ranks, 1))
+		c.least, c.queue = load, part*cacheview.Queue(r)
 	}
 	c.saves = max(c.saves, saved)
 	c.options = append(c.options, option{candidate: k, replica: r, saved: saved, load: load})
 }
 
-// load is the work under way on a replica, or on one of its ranks.
-func (c *choice) load(k *candidate, r *policy.Replica) float64 {
-	load := c.View.Load(r)
-	if k.ranks > 1 {
-		ongoing, queued := r.PeerLoad()
-		peers := float64(queued) + policy.RequestCost*float64(ongoing)
-		own := float64(r.QueuedTokens()) + policy.RequestCost*float64(r.Ongoing())
-		load *= (c.share(k)*own + peers/float64(k.ranks)) / max(own+peers, 1)
-	}
-	return load
-}
-
-// share returns which part of this client's work on a replica is on a rank of it. Peer
-// load is taken to be spread evenly.
-func (c *choice) share(k *candidate) float64 {
+// part returns which part of the work on a replica is on a rank of it. Peer load is taken to be spread evenly.
+func (c *choice) part(k *candidate, r *policy.Replica) float64 {
 	m := c.fleet.Members[k.at]
 	var all int64
 	for rank := range int(k.ranks) {
 		all += m.Work(rank)
 	}
+	even := 1 / float64(k.ranks)
 	if all <= 0 {
-		return 1 / float64(k.ranks)
+		return even
 	}
-	return float64(m.Work(int(k.rank))) / float64(all)
+	ongoing, queued := r.PeerLoad()
+	peers := float64(queued) + policy.RequestCost*float64(ongoing)
+	own := float64(r.QueuedTokens()) + policy.RequestCost*float64(r.Ongoing())
+	return (own*float64(m.Work(int(k.rank)))/float64(all) + peers*even) / max(own+peers, 1)
 }
 
-// best returns, of those that cost about the least, one that saves the most, and of these
-// the least loaded if no peer load drifts and engines report what they hold, so that others find the prompt
-// wherever it goes; else, and of equals, and where nothing was found lately, the first in the rendezvous order, which
-// all clients share.
+// best returns, of the options that cost about the least, one that saves the most. Among several of these the least
+// loaded comes first if what it computes is found again wherever it goes, because the engine reports its cache or
+// because this client is alone, and no peer load drifts. Else, if nothing was found lately, and for requests without a
+// prompt, the first in the rendezvous order comes first, which all clients share.
 func (c *choice) best() (*option, policy.Reason) {
 	// A token that must be computed delays all requests that wait, which are taken to be like this one.
 	waiting := cacheview.Waiting(c.queue, float64(c.Tokens)-c.saves)
@@ -166,7 +172,7 @@ func (c *choice) best() (*option, policy.Reason) {
 	equal := 0
 	drift := c.View.PeerDrift()
 	slack := max(nearTie, drift)
-	exact := drift == 0 && !c.Stale && c.misses < unshared
+	exact := drift == 0 && !c.Stale && len(c.Hashes) > 0 && c.misses.Load() < unshared
 	for i := range c.options {
 		o := &c.options[i]
 		if o.cost > least+slack {
@@ -178,7 +184,7 @@ func (c *choice) best() (*option, policy.Reason) {
 		case o.saved == best.saved:
 			equal++
 			before := rendezvous.Before(o.score, o.replica, best.score, best.replica)
-			if exact && o.load != best.load && c.fleet.Members[o.at].Reported() {
+			if exact && o.load != best.load && (c.alone || c.fleet.Members[o.at].Reported()) {
 				before = o.load < best.load
 			}
 			if before {
@@ -196,6 +202,19 @@ func (c *choice) to(o *option, why policy.Reason) policy.Decision {
 	d := policy.To(o.replica, why)
 	d.MatchedTokens = int(o.tokens)
 	d.Place = c.placeOf(o)
+	known := d.MatchedTokens > c.CoveredTokens(c.First)
+	switch {
+	case c.home.exists && c.is(&o.candidate) && (!known || d.MatchedTokens < c.home.expected):
+		d.Reason = policy.ReasonRendezvous
+		d.State().Expected = int32(min(c.home.expected, math.MaxInt32))
+	case known:
+		d.Reason = policy.ReasonPrefixMatch
+	case c.home.exists:
+		d.Reason = policy.ReasonRendezvousSpill
+	}
+	if c.home.exists && c.home.replica != nil {
+		d.State().Home = c.home.replica.State()
+	}
 	if o.ranks > 1 {
 		d.SetRank(int(o.rank))
 	}

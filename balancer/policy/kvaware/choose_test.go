@@ -25,25 +25,25 @@ func TestCost(t *testing.T) {
 		matched int
 	}{
 		{
-			name: "no replica holds it, none is busy", why: policy.ReasonKVNearTie,
+			name: "no replica holds it, none is busy", why: policy.ReasonRendezvous,
 		}, {
 			name:   "a holder saves more than a near tie",
 			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt, 16) },
-			place:  7, why: policy.ReasonKVCost, matched: 8000,
+			place:  7, why: policy.ReasonPrefixMatch, matched: 8000,
 		}, {
 			name: "a short match decides a near tie",
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt[:64], 16)
 				busy(t, r, at[7], 3*64-500+3999)
 			},
-			place: 7, why: policy.ReasonKVCost, matched: 64,
+			place: 7, why: policy.ReasonPrefixMatch, matched: 64,
 		}, {
 			name: "and nothing else",
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt[:64], 16)
 				busy(t, r, at[7], 3*64-500+4001)
 			},
-			why: policy.ReasonKVNearTie,
+			why: policy.ReasonRendezvous,
 		}, {
 			name: "the deepest of two holders",
 			before: func(r *router.Router, at []string) {
@@ -51,7 +51,7 @@ func TestCost(t *testing.T) {
 				report(r, at[3], 0, 0, prompt[:7200], 16)
 				policytest.Fill(t, r, at[7], 1)
 			},
-			place: 7, why: policy.ReasonKVCost, matched: 8000,
+			place: 7, why: policy.ReasonPrefixMatch, matched: 8000,
 		}, {
 			name: "the less loaded of two that hold equally much",
 			before: func(r *router.Router, at []string) {
@@ -59,7 +59,7 @@ func TestCost(t *testing.T) {
 				report(r, at[3], 0, 0, prompt, 16)
 				policytest.Fill(t, r, at[3], 1)
 			},
-			place: 7, why: policy.ReasonKVNearTie, matched: 8000,
+			place: 7, why: policy.ReasonPrefixMatch, matched: 8000,
 		}, {
 			name: "the first of them where peer load drifts",
 			before: func(r *router.Router, at []string) {
@@ -68,21 +68,21 @@ func TestCost(t *testing.T) {
 				r.Load.SetDrift(0.1)
 				r.Load.SetPeers([]load.Peer{{ID: at[3], Ongoing: 1}})
 			},
-			place: 3, why: policy.ReasonKVNearTie, matched: 8000,
+			place: 3, why: policy.ReasonPrefixMatch, matched: 8000,
 		}, {
 			name: "a holder takes three times the load that it saves, and the width",
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				busy(t, r, at[7], 3*8000-500-4001)
 			},
-			place: 7, why: policy.ReasonKVCost, matched: 8000,
+			place: 7, why: policy.ReasonPrefixMatch, matched: 8000,
 		}, {
 			name: "and no more",
 			before: func(r *router.Router, at []string) {
 				report(r, at[7], 0, 0, prompt, 16)
 				busy(t, r, at[7], 3*8000-500+4001)
 			},
-			why: policy.ReasonKVNearTie,
+			why: policy.ReasonRendezvous,
 		}, {
 			name: "load counts among holders, however much they hold",
 			before: func(r *router.Router, at []string) {
@@ -94,45 +94,45 @@ func TestCost(t *testing.T) {
 					}
 				}
 			},
-			place: 9, why: policy.ReasonKVNearTie, matched: 8000,
+			place: 9, why: policy.ReasonPrefixMatch, matched: 8000,
 		}, {
 			name:   "active requests count",
 			before: func(r *router.Router, at []string) { policytest.Fill(t, r, at[0], 9) },
-			place:  1, why: policy.ReasonKVNearTie,
+			place:  1, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "peer load counts",
 			before: func(r *router.Router, at []string) {
 				r.Load.SetPeers([]load.Peer{{ID: at[0], QueuedTokens: 2000, Ongoing: 5}})
 			},
-			place: 1, why: policy.ReasonKVNearTie,
+			place: 1, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "small differences in it do not",
 			before: func(r *router.Router, at []string) {
 				r.Load.SetDrift(0.75)
 				setLoads(r, at, 40_000)
 			},
-			why: policy.ReasonKVNearTie,
+			why: policy.ReasonRendezvous,
 		}, {
 			name: "large ones do",
 			before: func(r *router.Router, at []string) {
 				setLoads(r, at, 10_000)
 			},
-			place: 1, why: policy.ReasonKVNearTie,
+			place: 1, why: policy.ReasonRendezvousSpill,
 		}, {
 			name: "faster tiers are worth more",
 			before: func(r *router.Router, at []string) {
 				report(r, at[2], 0, policy.TierDisk, prompt, 16)
 				report(r, at[4], 0, policy.TierHost, prompt, 16)
 			},
-			place: 4, why: policy.ReasonKVCost, matched: 8000,
+			place: 4, why: policy.ReasonPrefixMatch, matched: 8000,
 		}, {
 			name:   "superblocks",
 			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt, policy.SuperblockTokens) },
-			place:  7, why: policy.ReasonKVCost, matched: 7680,
+			place:  7, why: policy.ReasonPrefixMatch, matched: 7680,
 		}, {
 			name:   "the engine's own block",
 			before: func(r *router.Router, at []string) { report(r, at[7], 0, 0, prompt, 128) },
-			place:  -2, why: policy.ReasonKVCost, matched: 7936,
+			place:  -2, why: policy.ReasonPrefixMatch, matched: 7936,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

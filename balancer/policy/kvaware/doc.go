@@ -1,5 +1,5 @@
 // Package kvaware sends a request where it costs least: the prefill that is left to do
-// after what is cached there, and the work under way beside it.
+// after what is cached there, and the work under way beside it. It is the policy for prompts.
 //
 // # Rule
 //
@@ -21,20 +21,41 @@
 //
 //	max(4000, drift of the peer load)
 //
-// above the least count as equal, and among equals the one that holds most of the prompt is
-// picked, beyond what more than 1/N of the requests begin with; of these the first in the
-// rendezvous order of the prompt's distinguishing block (package rendezvous), where a
-// popular prefix has two homes. Peer load is the load that other clients put on a replica, and
-// its drift is the mean part of it that changes until it is used, learned from the reports: all
-// clients act on the same ones, and they are a little old. So clients with the same reports
-// do not all go one way, a conversation that was moved stays where its cache is, and a new
-// turn finds its replica from any client. Where engines report what they hold and no peer
-// load drifts, since none is known or it was asked for, the least loaded goes before the order:
-// clients find what others sent elsewhere, and prefixes come to be where there is room.
+// above the least count as equal. The first of equals is the one that holds most of the prompt,
+// beyond what more than 1/N of the requests begin with; then the first in the rendezvous order of
+// the prompt's distinguishing block (package rendezvous). Peer load is the load that other clients
+// put on a replica, and its drift is the mean part of it that changes until it is used, learned from
+// the reports: all clients act on the same ones, and they are a little old. So clients with the same
+// reports do not all go one way, a conversation that was moved stays where its cache is, and a new
+// turn finds its replica from any client.
+//
+// # Homes
+//
+// If engines do not report what they hold, other clients' prompts are found by agreement: the first
+// replica in a prompt's rendezvous order, and the rank that the key fixes, is its home. The home counts
+// as holding what it has turned out to hold of such prompts although this client did not send them
+// there, and is charged the rest. Nothing is expected before something was measured.
+//
+// Homes are uneven, and clients that share nothing do not see how busy they are. So the second in the
+// order is the home once the first has had 1.25 to 2.5 times its calls under way, in the mean of three
+// minutes; the key fixes the factor. If a look-aside server weighs the homes, or replicas are asked for
+// their load, this is not needed.
+//
+// A client is alone if none of its last prompts had more cached than it knew of. Then nothing is
+// expected at homes, and among equals the least loaded goes before the order. The same holds if engines
+// report what they hold and no peer load drifts: a prompt is found wherever it went, and prefixes
+// come to be where there is room.
 //
 // A request without prompt costs what is under way, and its session is the key of the
 // rendezvous order; one without either goes to the one of two at random that has fewer
 // reservations.
+//
+// # Reasons
+//
+//   - prefix_match: more of the prompt is cached there than most prompts share.
+//   - rendezvous: its home, where others are expected to have sent it.
+//   - rendezvous_spill: another replica, because the home is busy, full or gone.
+//   - kv_cost, kv_near_tie: nothing is cached and there is no home; it is the cheapest, or one of several as cheap.
 //
 // # What a replica holds
 //
@@ -55,10 +76,12 @@
 // # Guarantees
 //
 // No load is ever cut off: a holder is left when another replica is cheaper, however much
-// it holds. The index has a byte budget and holds hashes only.
+// it holds. Clients with the same fleet have the same homes for the same key, and when one of N
+// replicas comes or goes about 1/N of the keys move. The index has a byte budget and holds hashes only.
+// A query, a preview and a shadow leave no trace.
 //
 // # Source
 //
-// The cost is that of NVIDIA Dynamo's KV router; the weights and the near ties are the
-// project's own, measured in docs/routing-quality.md.
+// The cost is that of NVIDIA Dynamo's KV router; the weights, the near ties and the homes are the
+// project's own, measured in docs/routing-quality.md. Rendezvous hashing: Thaler and Ravishankar, 1998.
 package kvaware

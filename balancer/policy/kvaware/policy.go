@@ -3,6 +3,7 @@ package kvaware
 import (
 	"cmp"
 	"context"
+	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -26,6 +27,9 @@ const (
 	// unshared is after how many prompts in a row of which nothing was cached anywhere the rendezvous order decides
 	// between equals: then the least loaded is no better a place for what comes next, nothing-shared-110 of the matrix.
 	unshared = 50
+	// sameBlocks is by how many tokens what is cached may differ from what was sent there because blocks end elsewhere,
+	// and 1/textError by which part of it because a part of a text has not as many tokens as its length lets expect.
+	sameBlocks, textError = 64, 8
 )
 
 // credits are how much of a cached token on each tier need not be computed.
@@ -77,7 +81,9 @@ type kvAware struct {
 	// What follows belongs to Choose, and so to the Router's lock.
 	choosing rendezvous.Scorer
 	options  []option
-	misses   int // picks since one with something cached
+
+	misses atomic.Int32     // prompts in a row of which nothing was cached anywhere
+	reuse  rendezvous.Reuse // what homes cache that this client did not send there
 }
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -127,16 +133,24 @@ func build(c Config) (*kvAware, error) {
 // prepare reads and counts the prompt the first time for a request, and searches the index.
 func (p *kvAware) prepare(_ context.Context, q *policy.Request, v policy.View) error {
 	s, _ := q.Prepared.(*prepared)
+	fleet := p.caches.Fleet(v)
 	if s == nil {
 		if q.Prompt.Empty() && q.Session == "" {
 			return nil
 		}
-		s = new(prepared)
-		p.popularity.Read(&s.Prompt, q, p.caches.Grain(q.Model), p.caches.Seed(q), len(v.Replicas()))
+		if spare := q.State().Spare; spare != nil {
+			s, _ = (*spare).(*prepared)
+			*spare = nil
+		}
+		if s == nil {
+			s = new(prepared)
+		}
+		*s = prepared{}
+		p.popularity.Read(&s.Prompt, q, p.caches.Grain(q.Model), p.caches.Seed(q), fleet.Units())
 		q.Prepared = s
 	}
 	s.since = p.recent.before.Load() // before the index is searched
-	p.find(s, p.caches.Fleet(v))
+	p.find(s, fleet)
 	return nil
 }
 
@@ -147,6 +161,9 @@ func (p *kvAware) routed(q *policy.Request, d policy.Decision) {
 		return
 	}
 	p.popularity.Sent(&s.Prompt)
+	if p.misses.Add(1); !s.unfound {
+		p.misses.Store(0)
+	}
 	p.caches.Member(d.Replica).Routed(&s.predicted, max(d.Rank(), 0), cacheview.Route{
 		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(),
 		Work:  policy.RequestCost + int64(max(s.Tokens-d.MatchedTokens, 0)),
@@ -161,14 +178,34 @@ func (p *kvAware) withdrawn(q *policy.Request, _ policy.Decision) {
 	}
 }
 
-func (p *kvAware) completed(q *policy.Request, _ policy.Decision, o policy.Outcome) {
+func (p *kvAware) completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
 		return
 	}
 	p.popularity.Ended(&s.Prompt, o.Sent)
 	s.predicted.End(o.Prefilled())
-	if !o.Prefilled() {
+	switch {
+	case !o.Prefilled():
 		p.recent.remove(s)
+	case o.Usage.CachedTokens >= 0 && s.Tokens > 0:
+		p.measured(s, d.MatchedTokens, o.Usage)
+	}
+}
+
+// measured learns from what the engine had cached of a prompt of which so many tokens were known to be cached.
+func (p *kvAware) measured(s *prepared, known int, u policy.Usage) {
+	cached := u.CachedTokens
+	if u.PromptTokens > 0 { // the engine's tokens may not be those that this client counts
+		cached = int(float64(cached) * float64(s.Tokens) / float64(u.PromptTokens))
+	}
+	margin := sameBlocks
+	if s.Unit > 1 {
+		margin += known / textError
+	}
+	p.reuse.Saw(known+margin, cached, s.Tokens)
+	if s.shows {
+		shared := s.CoveredTokens(s.First)
+		p.reuse.Learn(cached-shared, s.Tokens-shared)
 	}
 }

@@ -24,11 +24,14 @@ type prepared struct {
 	rendezvous.Prompt
 	predicted cacheview.Prediction // of the attempt under way
 	picked
+	unfound bool // nothing of it was cached anywhere at the last pick
+	shows   bool // the last pick sent it to its home: what is cached there shows what other clients have sent
 
 	// Found for a fleet.
 	fleet      *cacheview.Fleet
 	since      uint64 // picks in the index when it was searched
 	candidates []candidate
+	order      [2]int32 // places of the first two in the rendezvous order; -1 = there are fewer
 	few        [short]candidate
 }
 
@@ -46,7 +49,16 @@ type candidate struct {
 func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 	found := p.caches.Find(f, &s.Prompt)
 	defer p.caches.Free(found)
-	s.fleet, s.candidates = f, s.few[:0]
+	s.fleet, s.candidates, s.order = f, s.few[:0], [2]int32{-1, -1}
+	var top [head]rendezvous.Place
+	n := len(s.order)
+	if f.Units() > many {
+		n = head
+	}
+	first := rendezvous.First(top[:0:n], f.Replicas, found.Scores)
+	for i, place := range first[:min(len(first), len(s.order))] {
+		s.order[i] = place.At
+	}
 	if f.Units() <= many {
 		if f.Units() > short {
 			s.candidates = make([]candidate, 0, f.Units())
@@ -57,8 +69,7 @@ func (p *kvAware) find(s *prepared, f *cacheview.Fleet) {
 		return
 	}
 	s.candidates = make([]candidate, 0, maxHolders+head)
-	var top [head]rendezvous.Place
-	for _, place := range rendezvous.First(top[:0], f.Replicas, found.Scores) {
+	for _, place := range first {
 		s.add(found, int(place.At))
 	}
 	for _, h := range found.Holders[:min(len(found.Holders), maxHolders)] {

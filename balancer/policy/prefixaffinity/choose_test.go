@@ -75,18 +75,6 @@ func TestSteps(t *testing.T) {
 			},
 			why: policy.ReasonPrefixMatch, matched: 800,
 		}, {
-			name: "the first in the order may have it from others", request: ask(tokens(9, 8_000)),
-			before: func(r *router.Router, places []string) {
-				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500)
-			},
-			why: policy.ReasonRendezvous,
-		}, {
-			name: "but no more than it has shown", request: ask(tokens(9, 8_000)),
-			before: func(r *router.Router, places []string) {
-				busy(t, r, order(keyOf(t, ask(tokens(9, 8_000))), r.View().Replicas())[0], 4_000+3*2_400-500+1)
-			},
-			place: 1, why: policy.ReasonRendezvousSpill,
-		}, {
 			name: "the first three are overloaded", request: ask(first, second),
 			before: func(r *router.Router, places []string) {
 				for _, id := range places[:3] {

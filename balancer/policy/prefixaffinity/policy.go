@@ -223,7 +223,7 @@ func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
 	}
 	s.shared = 0
 	if len(f.Replicas) > 1 {
-		s.shared = max(0, min(s.Half, len(s.Hashes)-1)) // the last decides in any case
+		s.shared = max(0, min(s.First, len(s.Hashes)-1)) // the last decides in any case
 	}
 	s.places = append(s.few[:0], s.matches(found, p.rate)...)
 	s.holders = len(s.places)

@@ -8,8 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policytest"
-	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/routertest"
 )
 
 func TestScaleMovesOneInN(t *testing.T) {
@@ -35,37 +33,5 @@ func TestKeysSpread(t *testing.T) {
 	}
 	for _, rep := range r.View().Replicas() {
 		assert.InDelta(t, 200, count[rep.ID], 70, fmt.Sprint(rep.ID))
-	}
-}
-
-// Of eight replicas a share is 12.5 %. A prefix in 10 % of the requests is spread over the first two of its order,
-// and a conversation stays with one of them, also from another client.
-func TestHeavyPrefixHasTwoReplicas(t *testing.T) {
-	var clients []*router.Router
-	for range 2 {
-		r := newRouter(t, 8)
-		for i := range 2000 {
-			q := ask(tokens(i, 700))
-			if i%10 == 0 {
-				q = ask(tokens(1_000_000, 640), tokens(i, 60))
-			}
-			route(t, r, q)
-		}
-		clients = append(clients, r)
-	}
-	at := make(map[string]int)
-	for i := range 40 {
-		first := ask(tokens(1_000_000, 640), tokens(10_000+i, 60))
-		home := routertest.Choose(t, clients[0], first)
-		next := routertest.Choose(t, clients[1], ask(tokens(1_000_000, 640), tokens(10_000+i, 160)))
-		assert.Equal(t, home.Replica.ID, next.Replica.ID)
-		assert.Zero(t, home.Place)
-		at[home.Replica.ID]++
-		places := order(keyOf(t, ask(tokens(1_000_000, 640))), clients[0].View().Replicas())
-		assert.Contains(t, places[:2], home.Replica.ID)
-	}
-	assert.Len(t, at, 2)
-	for id, n := range at {
-		assert.InDelta(t, 20, n, 10, id)
 	}
 }

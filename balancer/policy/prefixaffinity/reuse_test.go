@@ -34,19 +34,3 @@ func TestReuseIsLearnedFromRendezvousOnly(t *testing.T) {
 	}
 	assert.Less(t, p.reuse.Share(), 0.005)
 }
-
-// The first replica of the order is charged the tokens that it is likely to compute, the next one all of them.
-func TestExpectedIsNotCharged(t *testing.T) {
-	r := newRouter(t, 16)
-	places := order(keyOf(t, ask(tokens(1, 8_000))), r.View().Replicas())
-	first, second := r.View().ByID(places[0]), r.View().ByID(places[1])
-	b := policytest.Pick(t, r, ask(tokens(1, 8_000)))
-	assert.Equal(t, first, b.Decision.Replica)
-	assert.Zero(t, b.Decision.MatchedTokens)
-	assert.Equal(t, 5_600, first.QueuedTokens())
-	b.Release()
-	assert.Zero(t, first.QueuedTokens())
-	busy(t, r, places[0], 50_000)
-	policytest.Pick(t, r, ask(tokens(1, 8_000)))
-	assert.Equal(t, 8_000, second.QueuedTokens())
-}

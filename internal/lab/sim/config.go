@@ -55,6 +55,8 @@ type Config struct {
 	Patience time.Duration
 	// Share is what clients know of each other; empty means ShareNone.
 	Share Share
+	// NoEvents: engines report no KV events, so a policy that follows them knows only what its own client has sent.
+	NoEvents bool
 	// Interval is how often load and caches are shared; 0 means DefaultInterval.
 	Interval time.Duration
 	// Servers is the number of look-aside servers that share load and caches with each other; 0 means 1.

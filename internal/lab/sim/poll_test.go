@@ -13,7 +13,9 @@ func TestPolling(t *testing.T) {
 	t.Parallel()
 	rs := chatsFor(t, 12, 2*time.Minute)
 	at := func(clients int, share Share) (ttft float64, polls int) {
-		r, err := finished(t.Context(), NewPrompts(rs), small("prefix_cache_affinity", clients, share))
+		c := small("kv_aware", clients, share)
+		c.NoEvents = true
+		r, err := finished(t.Context(), NewPrompts(rs), c)
 		require.NoError(t, err)
 		return r.result().TTFT.Mean, r.polls
 	}

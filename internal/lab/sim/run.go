@@ -111,7 +111,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 		r.routers = append(r.routers, rt)
 	}
 	observes, broadcast := r.routers[0].ObservesCache(), c.Share == ShareBroadcast
-	r.exact = observes && !broadcast && subscribers[c.name()]
+	r.exact = observes && !broadcast && !c.NoEvents && subscribers[c.name()]
 	caches, err := r.start(observes && broadcast)
 	if err != nil {
 		return nil, err

@@ -38,10 +38,11 @@ type Cell struct {
 	// Presets and KVTokens are the engines, which take turns and have caches of one size.
 	Presets  []string `json:"presets"`
 	KVTokens int      `json:"kv_tokens"`
-	// Share, IntervalMS and Affinity are as in a sim.Config.
+	// Share, IntervalMS, Affinity and NoEvents are as in a sim.Config.
 	Share      sim.Share `json:"share"`
 	IntervalMS int       `json:"interval_ms,omitempty"`
 	Affinity   bool      `json:"affinity,omitempty"`
+	NoEvents   bool      `json:"no_events,omitempty"`
 	// Minutes is how long requests arrive, WarmUpMinutes how many of them are not measured; 0 = the plan's
 	// for generated workloads, all of a trace and five minutes of warm-up.
 	Minutes       float64 `json:"minutes,omitempty"`
@@ -112,7 +113,7 @@ func Check(cells []Cell) error {
 func (c *Cell) config() sim.Config {
 	config := sim.Config{
 		Replicas: c.Replicas, Clients: c.Clients, Share: c.Share, Interval: time.Duration(c.IntervalMS) * time.Millisecond,
-		Affinity: c.Affinity,
+		Affinity: c.Affinity, NoEvents: c.NoEvents,
 	}
 	for _, p := range c.Presets {
 		config.Engines = append(config.Engines, enginesim.Config{Preset: p, KVTokens: c.KVTokens})
