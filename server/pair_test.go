@@ -46,7 +46,7 @@ func TestChoosePairs(t *testing.T) {
 	require.Equal(t, "p", a.GetPrefill().GetId())
 	require.Equal(t, "10.0.0.1:8998", a.GetPrefill().GetKvBootstrap())
 	require.Equal(t, "engine", a.GetPrefill().GetKvEngineId())
-	require.Equal(t, "kv_cost", a.GetPrefillDecision().GetReason())
+	require.Equal(t, "rendezvous", a.GetPrefillDecision().GetReason())
 	require.Contains(t, []string{"d", "e"}, a.GetReplica().GetId())
 	require.Equal(t, "decode", a.GetDecision().GetReason())
 	both := idle

@@ -99,7 +99,7 @@ func TestExplainInWords(t *testing.T) {
 		{[]string{"--prompt", "hello, world"}, []string{"rendezvous:", "3 tokens"}},
 		{[]string{"--session", "s"}, []string{"rendezvous:"}},
 		{[]string{"--policy", "round_robin"}, []string{"round_robin:", "random"}},
-		{[]string{"--policy", "kv_aware", "--prompt", "hello, world"}, []string{"kv_near_tie: it costs"}},
+		{[]string{"--policy", "kv_aware", "--prompt", "hello, world"}, []string{"rendezvous: the prompt's home"}},
 	} {
 		code, stdout, stderr := command(t, append([]string{"explain", "--replicas", "r0,r1,r2"}, c.args...)...)
 		require.Equal(t, exitOK, code, stderr)
