@@ -5,8 +5,10 @@ import (
 	"crypto/tls"
 	"errors"
 	"log/slog"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -125,6 +127,11 @@ func (h frontend) Unseen(reservation string) {
 	if d := (*h.deployments.Load())[deploymentOf(reservation)]; d != nil {
 		d.picks.leases.counts(reservation, h.now())
 	}
+}
+
+// Deployments implements [endpoint.Host].
+func (h frontend) Deployments(ctx context.Context) []string {
+	return slices.Sorted(maps.Keys(h.open(h.principalOf(ctx))))
 }
 
 // unnamed is the reading where no deployment is meant.

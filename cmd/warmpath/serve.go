@@ -185,13 +185,31 @@ func serve(c *cobra.Command, from source, first *server.Config, out serveOutput,
 	case <-c.Context().Done():
 	}
 	log.Info("warmpath: shutting down", "grace", grace)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(c.Context()), grace)
-	defer cancel()
-	picks.Shutdown(ctx)
-	if err := s.Shutdown(ctx); err != nil {
-		log.Warn("warmpath: calls under way were cut off", "error", err)
-	}
+	picked := make(chan struct{})
+	go func() {
+		defer close(picked)
+		picker.shutdown(picks)
+	}()
+	within(grace, func(ctx context.Context) {
+		select {
+		case <-picked:
+		case <-ctx.Done(): // responses still pass through the picker
+		}
+	})
+	within(grace, func(ctx context.Context) {
+		if err := s.Shutdown(ctx); err != nil {
+			log.Warn("warmpath: calls under way were cut off", "error", err)
+		}
+	})
+	<-picked
 	return <-out.ended
+}
+
+// within calls f with a context that ends after a time.
+func within(d time.Duration, f func(context.Context)) {
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	f(ctx)
 }
 
 // reload takes a changed file. One that is broken leaves what was.
@@ -213,6 +231,7 @@ func reload(s *server.Server, from source, data []byte, err error, log *slog.Log
 // picker is the ext_proc endpoint of serve.
 type picker struct {
 	listen  string
+	grace   time.Duration
 	options extproc.Options
 }
 
@@ -221,6 +240,8 @@ func (p *picker) flags(f *pflag.FlagSet) {
 	f.StringVar(&p.options.Deployment, "ext-proc-deployment", "", "`name` of its deployment; default: by the model")
 	f.Uint32Var(&p.options.Fallbacks, "ext-proc-fallbacks", 0,
 		"the `number` of fallbacks behind the picked address, at most 16; many gateways take one address only")
+	f.DurationVar(&p.grace, "ext-proc-grace", 15*time.Minute,
+		"how long responses under way may pass through the endpoint picker at the end, if the gateway needs it for them")
 	f.BoolVar(&p.options.ForTests, "ext-proc-test-header", false,
 		"obey the header test-epp-endpoint-selection of conformance tests, with which any client chooses its replica")
 }
@@ -230,6 +251,9 @@ func (p *picker) check(c *server.Config) error {
 	name := p.options.Deployment
 	if _, found := c.Deployments[name]; name != "" && !found {
 		return usagef("--ext-proc-deployment: there is no deployment %q", name)
+	}
+	if err := atLeast("ext-proc-grace", p.grace.Seconds(), 0); err != nil {
+		return err
 	}
 	if p.options.Fallbacks > 16 {
 		return usagef("--ext-proc-fallbacks: %d is more than 16", p.options.Fallbacks)
@@ -257,4 +281,9 @@ func (p *picker) serve(ctx context.Context, s *server.Server, out serveOutput) (
 	}
 	e := extproc.New(endpoint.Of(s), p.options)
 	return e, out.serve(ctx, "--ext-proc", p.listen, e.Serve, "picks endpoints for gateways")
+}
+
+// shutdown ends the endpoint.
+func (p *picker) shutdown(e *extproc.Server) {
+	within(p.grace, e.Shutdown)
 }

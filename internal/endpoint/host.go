@@ -35,6 +35,8 @@ type Host interface {
 	// before it serves. Their streams end before Shutdown, or are cut off.
 	Services() grpc.ServiceRegistrar
 	GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error)
+	// Deployments are the names of those that the caller may use, in order.
+	Deployments(context.Context) []string
 	// Reading is that of a deployment, "" = the only one; without one it is that of a config without fields.
 	Reading(ctx context.Context, deployment string) Reading
 }

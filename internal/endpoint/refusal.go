@@ -42,7 +42,10 @@ func RefusalOf(err error) Refusal {
 // JSON is the refusal in OpenAI's form.
 func (r Refusal) JSON(message string) []byte {
 	kind := "invalid_request_error"
-	if r.Code >= http.StatusInternalServerError {
+	switch {
+	case r.Code == http.StatusTooManyRequests:
+		kind = "rate_limit_error"
+	case r.Code >= http.StatusInternalServerError:
 		kind = "server_error"
 	}
 	return JSON(map[string]any{

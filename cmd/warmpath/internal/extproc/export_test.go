@@ -7,9 +7,11 @@ func (s *Server) Held() int64 { return s.held.Load() }
 func BodyOf(m any) int {
 	switch m := m.(type) {
 	case *message:
-		return len(m.body)
+		read := message{raw: m.raw}
+		_ = read.read()
+		return len(read.body)
 	case answer:
-		if len(m) == 2 {
+		if len(m) >= 2 {
 			return m[1].Len()
 		}
 	}

@@ -90,11 +90,8 @@ func (b *reservation) firstToken(last bool) {
 	})
 }
 
-// unseen leaves a reservation to the server: the gateway shows nothing of the response.
+// unseen leaves a reservation to the server: the gateway does not show the end of the response.
 func (b *reservation) unseen() {
-	if b.chosen == nil {
-		return
-	}
 	b.renew.Stop()
 	b.host.Unseen(b.chosen.GetReservation().GetId())
 	b.chosen = nil
@@ -104,6 +101,15 @@ func (b *reservation) unseen() {
 func (b *reservation) broke(u *policy.Usage) {
 	b.code = codes.Canceled
 	b.release(u)
+}
+
+// forget releases a reservation whose outcome is not known.
+func (b *reservation) forget() {
+	b.renew.Stop()
+	b.live(&warmpathv1.LifeReport{
+		Reservation: b.chosen.GetReservation().GetId(), Stage: warmpathv1.LifeStage_LIFE_STAGE_RELEASED,
+	})
+	b.chosen = nil
 }
 
 // release releases the reservation, once, with its outcome.

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/extproc"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -335,7 +336,8 @@ func TestLongBodies(t *testing.T) {
 	first := p.open(t, duplex)
 	first.headers(chatHeaders(), nil, false)
 	first.body(text[:8000], false)
-	require.Eventually(t, func() bool { return p.Held() == 8000 }, 30*time.Second, time.Millisecond)
+	head := int64(proto.Size(headerMap(chatHeaders())))
+	require.Eventually(t, func() bool { return p.Held() == head+8000 }, 30*time.Second, time.Millisecond)
 	for range 2 {
 		g := p.open(t, duplex)
 		g.headers(chatHeaders(), nil, false)

@@ -14,6 +14,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -23,6 +24,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/encoding"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/peer"
 
 	"github.com/warmpath/warmpath/internal/endpoint"
 )
@@ -38,8 +40,8 @@ type Options struct {
 	ForTests bool
 	// MaxBody bounds how much of one body is read for the key, in bytes; default 1 MiB.
 	MaxBody int
-	// MaxHeld bounds how much of all bodies is held at once, in bytes: one that would exceed it is routed by what was
-	// read; default 64 MiB.
+	// MaxHeld bounds how much of all heads and bodies is held at once, in bytes: a request that would exceed it is
+	// routed by what was read; default 64 MiB.
 	MaxHeld int64
 }
 
@@ -48,7 +50,11 @@ type Server struct {
 	grpc    *grpc.Server
 	host    endpoint.Host
 	options Options
-	held    atomic.Int64 // bytes of bodies
+	held    atomic.Int64 // bytes of heads and bodies
+	// leaving ends when Shutdown begins.
+	leaving context.Context
+	leave   context.CancelFunc
+	showing showing
 	// ballast is never touched, so it is address space and not memory. With the small heap of a server without it, the
 	// garbage collector runs every 85 requests of 8 KB and takes a quarter of their processor time.
 	ballast []byte
@@ -56,7 +62,7 @@ type Server struct {
 
 const (
 	// maxMessage bounds a message of the gateway: a body that it has buffered.
-	maxMessage = 16 << 20
+	maxMessage = 256 << 20
 	// window is how much of a stream is received ahead of its reader.
 	window = 64 << 10
 	// maxChunk is the longest chunk that is sent: some gateways take 64 KiB, with what is around it.
@@ -71,6 +77,7 @@ const (
 func New(host endpoint.Host, o Options) *Server {
 	o.MaxBody, o.MaxHeld = cmp.Or(o.MaxBody, 1<<20), cmp.Or(o.MaxHeld, 64<<20)
 	s := &Server{host: host, options: o, ballast: make([]byte, ballast)}
+	s.leaving, s.leave = context.WithCancel(context.Background())
 	own := append([]grpc.ServerOption{grpc.Creds(newEitherTLS())}, host.ServerOptions()...) // with TLS it has its own
 	s.grpc = grpc.NewServer(append(own,
 		grpc.MaxRecvMsgSize(maxMessage),
@@ -95,13 +102,16 @@ func (s *Server) Serve(lis net.Listener) error {
 	return err
 }
 
-// Shutdown takes no more requests, and waits for those under way until the context ends. A nil Server has none.
+// Shutdown takes no more requests, and lets those go that lose nothing without the picker: their streams end with status
+// OK. It waits for the others until the context ends, and then cuts them off. A nil Server has none.
 func (s *Server) Shutdown(ctx context.Context) {
+	if s == nil {
+		return
+	}
+	s.leave()
 	stop := context.AfterFunc(ctx, s.Close)
 	defer stop()
-	if s != nil {
-		s.grpc.GracefulStop()
-	}
+	s.grpc.GracefulStop()
 }
 
 // Close ends all requests at once.
@@ -111,18 +121,29 @@ func (s *Server) Close() {
 	}
 }
 
-// process serves one stream.
+// process serves one stream. Another goroutine receives its messages, one each time it is asked to, so that the stream
+// can end while the gateway is silent.
 func (s *Server) process(_ any, stream grpc.ServerStream) error {
 	grow(0)
-	x := &exchange{Server: s, stream: stream, requestMode: duplex, responseMode: duplex}
+	x := &exchange{Server: s, stream: stream, gateway: gateway{from: hostOf(stream), requestMode: duplex, responseMode: duplex}}
 	x.reservation = reservation{host: s.host, ctx: stream.Context()}
 	defer x.end()
 	var m message
+	ask, got := make(chan struct{}, 1), make(chan error, 1)
+	defer close(ask)
+	go func() {
+		for range ask {
+			got <- stream.RecvMsg(&m)
+		}
+	}()
 	for {
-		err := stream.RecvMsg(&m)
-		if errors.Is(err, io.EOF) {
-			x.closed()
+		ask <- struct{}{}
+		err := x.next(got)
+		if errors.Is(err, io.EOF) || x.let {
 			return nil
+		}
+		if err == nil {
+			err = m.read()
 		}
 		if err == nil {
 			err = x.take(&m)
@@ -131,6 +152,67 @@ func (s *Server) process(_ any, stream grpc.ServerStream) error {
 			return err
 		}
 	}
+}
+
+// next waits for a message. It lets the gateway go if the server shuts down and the gateway loses nothing.
+func (x *exchange) next(got <-chan error) error {
+	leaving := x.leaving.Done()
+	if !x.mayLeave() { // asked again after the next message
+		leaving = nil
+	}
+	select {
+	case err := <-got:
+		return err
+	case <-leaving:
+		x.let = true
+		return nil
+	}
+}
+
+// A gateway is what is known of the other side of a stream: where it is, and how it sends bodies.
+type gateway struct {
+	from                      netip.Addr
+	requestMode, responseMode uint64
+}
+
+func hostOf(stream grpc.ServerStream) netip.Addr {
+	if p, ok := peer.FromContext(stream.Context()); ok {
+		if tcp, ok := p.Addr.(*net.TCPAddr); ok {
+			return tcp.AddrPort().Addr()
+		}
+	}
+	return netip.Addr{}
+}
+
+// showing are gateways that have shown a response. What a gateway reports of its configuration does not tell whether it
+// shows the headers. The zero value is ready; safe for use by many goroutines.
+type showing struct {
+	mu  sync.RWMutex // guards all
+	all map[gateway]struct{}
+}
+
+// maxShowing bounds them. Beyond it all are learned anew.
+const maxShowing = 1000
+
+// learn notes that a gateway shows responses.
+func (s *Server) learn(g gateway) {
+	if s.knows(g) {
+		return
+	}
+	s.showing.mu.Lock()
+	defer s.showing.mu.Unlock()
+	if s.showing.all == nil || len(s.showing.all) >= maxShowing {
+		s.showing.all = make(map[gateway]struct{})
+	}
+	s.showing.all[g] = struct{}{}
+}
+
+// knows reports whether a gateway has shown a response.
+func (s *Server) knows(g gateway) bool {
+	s.showing.mu.RLock()
+	defer s.showing.mu.RUnlock()
+	_, found := s.showing.all[g]
+	return found
 }
 
 // grow makes the stack of a goroutine as large as a pick needs it: in several steps, deeper in the calls, that takes a

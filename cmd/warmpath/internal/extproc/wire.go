@@ -28,6 +28,7 @@ const (
 
 // How bodies are sent: ProcessingMode.BodySendMode.
 const (
+	none            = 0
 	buffered        = 2
 	bufferedPartial = 3
 	duplex          = 4
@@ -48,15 +49,18 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 // Unmarshal implements [encoding.CodecV2].
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if m, ok := v.(*message); ok {
-		return m.read(data.Materialize())
+		*m = message{raw: data.Materialize()}
+		return nil
 	}
 	return c.CodecV2.Unmarshal(data, v)
 }
 
 // A message is a ProcessingRequest: the gateway's.
 type message struct {
+	raw      []byte // as it came
 	kind     protowire.Number
-	headers  headers // or trailers
+	headers  headers // or trailers; of a long head the beginning
+	head     int     // bytes of headers or trailers
 	body     []byte
 	end      bool   // of the stream
 	metadata []byte // core.v3.Metadata
@@ -64,10 +68,12 @@ type message struct {
 	observes bool   // the gateway wants no answer
 }
 
-// read reads an encoded message, which the message aliases.
-func (m *message) read(raw []byte) error {
-	*m = message{}
-	at, whole := fields(raw)
+// maxHead bounds the bytes of headers that are read, as gateways do.
+const maxHead = 60 << 10
+
+// read reads what came, which the message aliases.
+func (m *message) read() error {
+	at, whole := fields(m.raw)
 	if !whole {
 		return status.Error(codes.InvalidArgument, "the message is no ProcessingRequest")
 	}
@@ -82,8 +88,10 @@ func (m *message) read(raw []byte) error {
 			m.body, m.end = inside[1].Bytes, inside[2].Value != 0
 			continue
 		}
-		m.end, m.headers = inside[3].Value != 0, make(headers, 0, 16)
-		entries(inside[1].Bytes, func(key, value []byte) { m.headers = append(m.headers, [2][]byte{key, value}) })
+		m.end, m.head, m.headers = inside[3].Value != 0, len(inside[1].Bytes), make(headers, 0, 16)
+		entries(inside[1].Bytes[:min(m.head, maxHead)], func(key, value []byte) {
+			m.headers = append(m.headers, [2][]byte{key, value})
+		})
 	}
 	return nil
 }
@@ -105,6 +113,11 @@ func (h headers) get(name string) string {
 		}
 	}
 	return ""
+}
+
+// upgrade reports whether the request turns its connection into another one, a websocket for example.
+func (h headers) upgrade() bool {
+	return h.get("upgrade") != "" || h.get(":method") == http.MethodConnect
 }
 
 // values returns the values of a header.
@@ -190,21 +203,30 @@ func set(name, value string) []byte {
 	return field(1, field(1, field(1, []byte(name)), field(3, []byte(value))), number(3, overwrite))
 }
 
-// picked answers headers or a buffered body with a pick and so many of its fallbacks, the same in a header and in the
-// metadata.
-func picked(kind protowire.Number, a *warmpathv1.ChooseReplicaResponse, fallbacks uint32) answer {
-	all := a.GetReplica().GetAddress()
+// destinations returns the address of a pick and of so many of its fallbacks, and the metadata that has them.
+func destinations(a *warmpathv1.ChooseReplicaResponse, fallbacks uint32) (all string, metadata []byte) {
+	all = a.GetReplica().GetAddress()
 	for _, r := range a.GetFallbacks()[:min(int(fallbacks), len(a.GetFallbacks()))] {
 		all += "," + r.GetAddress()
 	}
+	inside := field(5, // a Value that is a Struct
+		entryOf(destination, all), entryOf(pickedReplica, a.GetReplica().GetId()), entryOf(pickedReason, a.GetDecision().GetReason()))
+	return all, field(8, field(1, field(1, []byte(namespace)), field(2, inside)))
+}
+
+// entryOf is an entry of a Struct.
+func entryOf(key, value string) []byte {
+	return field(1, field(1, []byte(key)), field(2, field(3, []byte(value))))
+}
+
+// picked answers headers or a buffered body with a pick, the same in a header and in the metadata.
+func picked(kind protowire.Number, a *warmpathv1.ChooseReplicaResponse, all string, metadata []byte) answer {
 	mutation := set(destination, all)
 	if r := a.GetReplica(); r.Rank != nil {
 		mutation = append(mutation, set(warmpathv1.MetadataDataParallelRank, strconv.Itoa(int(r.GetRank())))...)
 	}
 	const clearRouteCache = 5
 	common := field(1, field(2, mutation), number(clearRouteCache, 1))
-	inside := field(5, field(1, field(1, []byte(destination)), field(2, field(3, []byte(all))))) // a Value that is a Struct
-	metadata := field(8, field(1, field(1, []byte(namespace)), field(2, inside)))
 	return answer{mem.SliceBuffer(append(field(kind-1, common), metadata...))}
 }
 
@@ -222,15 +244,25 @@ func echo(kind protowire.Number, chunk []byte, end bool) answer {
 	return answer{mem.SliceBuffer(inside), mem.SliceBuffer(chunk)}
 }
 
-// refusal answers the client in the replica's place: 503 if no replica is eligible, 429 if all are full. A client of
-// gRPC gets its status.
+// refusal answers the client in the replica's place: 503 if no replica is eligible, 429 if all are full.
 func refusal(err error, isGRPC bool) answer {
-	code, r, message := status.Code(err), endpoint.RefusalOf(err), status.Convert(err).Message()
-	mutation := set(strings.ToLower(endpoint.HeaderReason), r.Reason)
-	if code == codes.ResourceExhausted {
-		r.Code = http.StatusTooManyRequests
-		mutation = append(mutation, set("retry-after", "1")...)
+	r, more := endpoint.RefusalOf(err), []byte(nil)
+	if status.Code(err) == codes.ResourceExhausted {
+		r.Code, more = http.StatusTooManyRequests, set("retry-after", "1")
 	}
+	return refused(r, status.Convert(err), isGRPC, more)
+}
+
+// tooLong refuses a request whose headers are longer than maxHead.
+func tooLong(isGRPC bool) answer {
+	return refused(endpoint.Refusal{Code: http.StatusRequestHeaderFieldsTooLarge, Reason: "headers_too_long"},
+		status.Newf(codes.ResourceExhausted, "the headers are longer than %d bytes", maxHead), isGRPC, nil)
+}
+
+// refused is a refusal with more headers. A client of gRPC gets its status.
+func refused(r endpoint.Refusal, s *status.Status, isGRPC bool, more []byte) answer {
+	code, message := s.Code(), s.Message()
+	mutation := append(set(strings.ToLower(endpoint.HeaderReason), r.Reason), more...)
 	rest := field(3, []byte(message)) // with gRPC in a header
 	if isGRPC {
 		rest = append(rest, field(4, number(1, uint64(code)))...)
