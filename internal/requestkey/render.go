@@ -111,6 +111,23 @@ func ReadChat(text string) (c Chat, ok bool) {
 	return c, len(c.Messages) > 0
 }
 
+// AnswersIn returns where the turns of assistants begin in the text of a chat, but for one at its beginning: what stands
+// ahead of each was a request.
+func AnswersIn(text string) (places []int) {
+	for at, c := range bytesOf(text) {
+		if role, _ := strings.CutPrefix(text[at+1:], "assistant"); c == frameTurn && at > 0 && len(role) < len(text)-at-1 &&
+			(role == "" || role[0] >= frameBatch) {
+			places = append(places, at)
+		}
+	}
+	return places
+}
+
+// IsTurnEnd reports whether a prompt may go on at a place: anywhere in a text, between two turns of a chat.
+func IsTurnEnd(text string, at int) bool {
+	return !IsChat(text) || at == len(text) || text[at] == frameTurn
+}
+
 // members are the fields that are members of a message.
 var members = map[byte]string{'n': "name", 'r': "tool_call_id", 'k': "reasoning_content", 'f': "refusal"}
 

@@ -14,7 +14,7 @@ type Tokenizer interface {
 	// Tokenize returns the token ids of q.Prompt.Text, which are not changed
 	// afterwards. It is called from the goroutine of the call, concurrently for
 	// different requests, once for each and only if the policy uses prompts; it bounds
-	// its own time. An error is counted, and the prompt stays text.
+	// its own time. An error is counted; the prompt stays text if no ids come with it.
 	Tokenize(ctx context.Context, q *policy.Request) ([]uint32, error)
 }
 

@@ -202,10 +202,10 @@ func (r *Router) tokenize(ctx context.Context, q *policy.Request) {
 	}
 	q.State().Tokenized = true
 	tokens, err := r.opts.Tokenizer.Tokenize(ctx, q)
-	switch {
-	case err != nil:
+	if err != nil {
 		r.Counts.TokenizeErrors.Add(1)
-	case len(tokens) > 0:
+	}
+	if len(tokens) > 0 {
 		q.SetPrompt(policy.Prompt{Tokens: tokens})
 	}
 }

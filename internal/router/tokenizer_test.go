@@ -18,11 +18,14 @@ type words struct {
 
 func (w *words) Tokenize(_ context.Context, q *policy.Request) ([]uint32, error) {
 	w.calls++
+	if w.err != nil {
+		return nil, w.err
+	}
 	var tokens []uint32
 	for _, b := range []byte(q.Prompt.Text) {
 		tokens = append(tokens, uint32(b))
 	}
-	return tokens, w.err
+	return tokens, nil
 }
 
 func (w *words) Close() error {

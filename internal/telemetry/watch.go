@@ -91,7 +91,7 @@ var routerFigures = []Figure[*router.Router]{
 	{"warmpath.pick.corrections", "{pick}",
 		"Picks of the policy that the request may not be given, and that were replaced.",
 		true, func(r *router.Router) int64 { return r.Counts.Corrections.Load() }},
-	{"warmpath.tokenize.errors", "{error}", "Prompts that stayed text since their tokens could not be had.",
+	{"warmpath.tokenize.errors", "{error}", "Prompts that stayed text, or of which the last turns did, since their tokens could not be had.",
 		true, func(r *router.Router) int64 { return r.Counts.TokenizeErrors.Load() }},
 	{"warmpath.probes", "{request}", "Requests sent to see whether an ejected replica is back.",
 		true, func(r *router.Router) int64 { return r.Outliers().Stats().Probes }},

@@ -104,7 +104,8 @@ func Open(c Config, o Options) (*Prompts, error) {
 	p := &Prompts{
 		special: c.AddSpecialTokens,
 		timeout: o.Timeout,
-		cache:   newCache(cmp.Or(o.CacheBytes, 64<<20)),
+		cache:   newCache(cmp.Or(o.CacheBytes, 64<<20) / 16 * 15),
+		past:    newPast(cmp.Or(o.CacheBytes, 64<<20)/16, time.Now),
 		logger:  cmp.Or(o.Logger, slog.Default()),
 	}
 	var err error
@@ -149,6 +150,8 @@ var (
 	ErrChat = errors.New("tokenize: the prompt is a chat: set tokenizer.chat_template, or in tokenizer.from an endpoint that takes messages")
 	// ErrNotText: the prompt is several prompts, or not UTF-8.
 	ErrNotText = errors.New("tokenize: the prompt is a batch, or not UTF-8")
+	// ErrBegun: the conversation has begun as text, since its tokens could not be had then.
+	ErrBegun = errors.New("tokenize: the conversation has begun without tokens")
 	// ErrTemplate: the chat template fails for this chat.
 	ErrTemplate = errors.New("tokenize: the chat template fails")
 	// ErrMedia: the prompt has images or the like, whose tokens depend on the model.
