@@ -101,16 +101,21 @@ var (
 )
 
 // renderChat renders the turns of an OpenAI chat, see render.go for the frames.
-// The order of members inside a turn does not matter. Tools stand ahead of the
-// turns, as chat templates put them into the system prompt, and so do the
-// instructions of the responses API.
-func renderChat(tools, instructions, messages jsonValue) []byte {
-	dst := make([]byte, 0, len(messages.b)+len(tools.b))
+// The order of members inside a turn does not matter. Tools and documents stand
+// ahead of the turns, as chat templates put them into the system prompt, and so do
+// the instructions of the responses API and the system prompt of Anthropic's.
+func renderChat(tools, documents, instructions, messages jsonValue) []byte {
+	dst := make([]byte, 0, len(messages.b)+len(tools.b)+len(documents.b)+len(instructions.b))
 	tools.each("[]", func(_ string, tool jsonValue) {
-		dst = appendField(dst, 'T', alias(tool.b))
+		dst = appendField(dst, 'T', alias(tool.appendValue(nil, 0)))
 	})
-	if s, ok := instructions.text(); ok {
-		dst = appendTurn(dst, "system", s)
+	documents.each("[]", func(_ string, document jsonValue) {
+		dst = appendField(dst, 'D', alias(document.appendValue(nil, 0)))
+	})
+	if len(instructions.b) > 0 {
+		if system := appendParts(appendText([]byte{frameTurn}, "system"), instructions); len(system) > len("system")+1 {
+			dst = append(dst, system...)
+		}
 	}
 	turns := 0
 	messages.each("[]", func(_ string, turn jsonValue) {
@@ -213,7 +218,7 @@ func appendFunction(dst []byte, function jsonValue) []byte {
 	dst = appendField(dst, 'c', name)
 	arguments := f.val("arguments")
 	if arguments.is('{') { // as some clients send them
-		return appendField(dst, 'a', alias(arguments.b))
+		return appendField(dst, 'a', alias(arguments.appendValue(nil, 0)))
 	}
 	return appendString(dst, 'a', arguments)
 }

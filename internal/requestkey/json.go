@@ -202,7 +202,7 @@ func hex4(b []byte) (rune, bool) {
 // An object is some members of a JSON object. The last of a repeated member counts, null counts as absent.
 type object struct {
 	names []string
-	vals  [20]jsonValue
+	vals  [26]jsonValue
 	whole bool // it is an object and does not end early
 }
 

@@ -13,8 +13,9 @@ import (
 // Members of OpenAI's requests and responses.
 var (
 	bodyNames = []string{"model", "lora_path", "lora_name", "cache_salt", "extra_key", "request_id", "rid", "session_id",
-		"session_params", "prompt_cache_key", "user", "messages", "prompt", "input",
-		"input_ids", "prompt_token_ids", "tools", "instructions"}
+		"session_params", "conversation", "prompt_cache_key", "user", "previous_response_id",
+		"input_ids", "prompt_token_ids", "token_ids", "system", "tools", "documents", "messages", "prompt", "text",
+		"instructions", "input"}
 	parameterNames = []string{"lora_name"}        // of sampling parameters in a tensor
 	sessionNames   = []string{"session_id", "id"} // vLLM's and SGLang's
 	responseNames  = []string{"usage"}
@@ -55,8 +56,9 @@ func (b *object) fill(q *policy.Request, split, session, prompt bool) {
 	q.Adapter = cmp.Or(q.Adapter, adapter)
 	q.CacheSalt = cmp.Or(q.CacheSalt, salt)
 	if session && q.Session == "" {
-		p := objectOf(b.val("session_params"), sessionNames)
-		q.Session = Session(cmp.Or(b.copied("session_id"), p.copied("session_id", "id"), b.copied("prompt_cache_key", "user")))
+		p, c := objectOf(b.val("session_params"), sessionNames), objectOf(b.val("conversation"), sessionNames)
+		q.Session = Session(cmp.Or(b.copied("session_id"), p.copied("session_id", "id"), b.copied("conversation"),
+			c.copied("id"), b.copied("prompt_cache_key", "user", "previous_response_id")))
 	}
 	if prompt && q.Prompt.Empty() {
 		if p := b.prompt(); !p.Empty() {
@@ -67,16 +69,18 @@ func (b *object) fill(q *policy.Request, split, session, prompt bool) {
 
 // prompt returns ids, else the chat, else the completion prompt or the input.
 func (b *object) prompt() policy.Prompt {
-	for _, name := range []string{"input_ids", "prompt_token_ids"} {
+	for _, name := range []string{"input_ids", "prompt_token_ids", "token_ids"} {
 		if p := completion(b.val(name)); len(p.Tokens) > 0 {
 			return p
 		}
 	}
-	if chat := renderChat(b.val("tools"), jsonValue{}, b.val("messages")); len(chat) > 0 {
+	if chat := b.chat(b.val("system"), b.val("messages")); len(chat) > 0 {
 		return policy.Prompt{Text: alias(chat)}
 	}
-	if p := completion(b.val("prompt")); !p.Empty() {
-		return p
+	for _, name := range []string{"prompt", "text"} { // text is SGLang's
+		if p := completion(b.val(name)); !p.Empty() {
+			return p
+		}
 	}
 	return b.input()
 }
@@ -90,7 +94,12 @@ func (b *object) input() policy.Prompt {
 	case !p.Empty():
 		return p
 	}
-	return policy.Prompt{Text: alias(renderChat(b.val("tools"), instructions, b.val("input")))}
+	return policy.Prompt{Text: alias(b.chat(instructions, b.val("input")))}
+}
+
+// chat renders turns behind the tools, the documents and the instructions.
+func (b *object) chat(instructions, turns jsonValue) []byte {
+	return renderChat(b.val("tools"), b.val("documents"), instructions, turns)
 }
 
 // completion reads a prompt: a string, token ids, or a list of either.

@@ -10,8 +10,9 @@ import (
 
 // A chat or a batch becomes one text by way of bytes that no UTF-8 text has:
 //
-//	chat    = [tools] turn*
-//	tools   = FE 'T' json                   the tools offered, ahead of all turns
+//	chat    = tool* document* turn*
+//	tool    = FE 'T' json                   a tool offered, by its value
+//	document = FE 'D' json                  a document for the template, by its value
 //	turn    = FF role field*
 //	field   = FE letter value               t text, n name, m media (kind and hash of its
 //	                                        address or data), c name of a called tool, a its
@@ -78,7 +79,7 @@ func alias(b []byte) string { return unsafe.String(unsafe.SliceData(b), len(b)) 
 type Chat struct {
 	Tools    []json.RawMessage // those offered
 	Messages []map[string]any  // as OpenAI's API has them; several parts of text are joined by a line end
-	Media    bool              // there are images, sounds or the like, of which only hashes are known
+	Media    bool              // there are images, sounds or the like, of which only hashes are known, or documents
 }
 
 // IsChat reports whether the text of a prompt is a chat.
@@ -134,8 +135,13 @@ var members = map[byte]string{'n': "name", 'r': "tool_call_id", 'k': "reasoning_
 // add adds a field to the tools or the last message.
 func (c *Chat) add(field byte, value string) bool {
 	if len(c.Messages) == 0 {
-		c.Tools = append(c.Tools, json.RawMessage(value))
-		return field == 'T'
+		switch field {
+		case 'T':
+			c.Tools = append(c.Tools, json.RawMessage(value))
+		case 'D':
+			c.Media = true
+		}
+		return field == 'T' || field == 'D'
 	}
 	m := c.Messages[len(c.Messages)-1]
 	calls, _ := m["tool_calls"].([]map[string]any)

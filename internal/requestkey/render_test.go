@@ -8,7 +8,7 @@ import (
 )
 
 func TestReadChat(t *testing.T) {
-	tools := `[{"type":"function","function":{"name":"f"}}]`
+	tools := `[{"function":{"name":"f"},"type":"function"}]`
 	messages := `[
 		{"role":"system","content":"be brief"},
 		{"role":"user","name":"ann","content":[{"type":"text","text":"one"},{"type":"text","text":"two"}]},
@@ -17,10 +17,10 @@ func TestReadChat(t *testing.T) {
 			{"id":"c2","type":"function","function":{"name":"g","arguments":{}}}]},
 		{"role":"tool","tool_call_id":"c1","content":"42"},
 		{"role":"user","content":[{"type":"image_url","image_url":{"url":"http://x"}}]}]`
-	got, ok := ReadChat(string(renderChat(jsonValue{b: []byte(tools)}, jsonValue{}, jsonValue{b: []byte(messages)})))
+	got, ok := ReadChat(string(renderChat(jsonValue{b: []byte(tools)}, jsonValue{}, jsonValue{}, jsonValue{b: []byte(messages)})))
 	require.True(t, ok)
 	require.Equal(t, Chat{
-		Tools: []json.RawMessage{json.RawMessage(`{"type":"function","function":{"name":"f"}}`)},
+		Tools: []json.RawMessage{json.RawMessage(`{"function":{"name":"f"},"type":"function"}`)},
 		Media: true,
 		Messages: []map[string]any{
 			{"role": "system", "content": "be brief"},
