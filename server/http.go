@@ -149,6 +149,9 @@ func (h frontend) Reading(ctx context.Context, deployment string) endpoint.Readi
 	return d.hosted.Load().reading
 }
 
+// Principal implements [page.Host].
+func (h frontend) Principal(r *http.Request) string { return h.principalOf(r.Context()).name }
+
 // Admitted implements [page.Host].
 func (h frontend) Admitted(r *http.Request) error {
 	now, err := h.authenticator.identify(r.Header.Values("Authorization"), verified(r.TLS))

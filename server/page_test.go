@@ -171,6 +171,19 @@ func TestPageHasPrincipals(t *testing.T) {
 	require.NoError(t, events.Err(), "the server ends the stream")
 }
 
+// One principal cannot take all the places of browsers that follow the page.
+func TestPageStreamsOfOnePrincipalAreBounded(t *testing.T) {
+	s := serve(t, pagePrincipals, nil)
+	refused := 0
+	for range 9 {
+		if s.visit(t, http.MethodGet, "/events", nil, password(teamToken)).StatusCode == http.StatusServiceUnavailable {
+			refused++
+		}
+	}
+	require.Equal(t, 1, refused)
+	require.Equal(t, http.StatusOK, s.visit(t, http.MethodGet, "/events", nil, password(opsToken)).StatusCode)
+}
+
 // The form picks like PICK_MODE_QUERY: the same answer for the same request, without a change of the policy.
 func TestPageExplains(t *testing.T) {
 	s := serve(t, pageConfig, nil)

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/internal/admission"
-	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/fleet"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -129,7 +128,7 @@ func (x *sources) renew(to *registration, leaseMs uint32, ongoing *uint32, token
 // at once.
 func (x *sources) registeredElsewhere(all []*warmpathv1.RegisterRequest) (changed bool) {
 	for _, r := range all {
-		m, err := decodeReplica(r.GetReplica())
+		m, err := decodeReplica(r.GetReplica(), admission.AnyHost) // the other server has checked its hosts
 		if err != nil {
 			continue
 		}
@@ -232,8 +231,6 @@ func (m *described) reports(own described) {
 const (
 	maxRegistered = 10_000    // replicas that register themselves in one deployment
 	maxReplica    = 256 << 10 // bytes of a description: those of a thousand adapters and more
-	// maxRegisteredRanks bounds the data-parallel ranks, each of which may be a connection.
-	maxRegisteredRanks = 256
 	// registerLease is the lease of a registration that requests none, maxRegisterLease the longest.
 	registerLease, maxRegisterLease = 10 * time.Second, time.Hour
 )
@@ -250,25 +247,31 @@ func (s services) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (
 		return nil, status.Errorf(codes.PermissionDenied, "the principal %q may not register replicas: set its register",
 			p.name)
 	}
-	m, err := decodeReplica(r.GetReplica())
+	host, _, _ := net.SplitHostPort(addressOf(ctx)) // empty = not known
+	m, err := decodeReplica(r.GetReplica(), append(d.eventHosts(), host)...)
 	if err != nil {
 		return nil, err
 	}
-	host, _, _ := net.SplitHostPort(addressOf(ctx)) // empty = not known
 	var a *warmpathv1.RegisterResponse
 	d.update(func(x *sources) (changed bool) {
-		if err = checkEvents(&m, host, x.config.RegisterEventHosts); err == nil {
-			if a, changed, err = x.register(r, m); err == nil {
-				d.peers.registered(m.ID)
-			}
+		if a, changed, err = x.register(r, m); err == nil {
+			d.peers.registered(m.ID)
 		}
 		return changed
 	})
 	return a, err
 }
 
-// decodeReplica is as strict as a fleet file. Its errors are statuses that name the field.
-func decodeReplica(r *warmpathv1.Replica) (described, error) {
+// eventHosts are the hosts beside its own that a replica may name as the source of its KV events.
+func (d *deployment) eventHosts() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.sources.config.RegisterEventHosts)
+}
+
+// decodeReplica reads the description of a replica that registers, whose KV events may come from further hosts. Its
+// errors are statuses that name the field.
+func decodeReplica(r *warmpathv1.Replica, hosts ...string) (described, error) {
 	if n := proto.Size(r); n > maxReplica {
 		return described{}, invalid("replica: %d bytes, which is more than %d", n, maxReplica)
 	}
@@ -277,41 +280,10 @@ func decodeReplica(r *warmpathv1.Replica) (described, error) {
 			return described{}, invalid("replica.stats: %.20q is not finite", name)
 		}
 	}
-	if r.GetRanks() > maxRegisteredRanks {
-		return described{}, invalid("replica.ranks: %d are more than %d", r.GetRanks(), maxRegisteredRanks)
-	}
 	m := described{Attributes: fleet.FromMessage(r)}
-	if err := admission.Admit(&m.Attributes); err != nil {
+	if err := admission.AdmitOwn(&m.Attributes, hosts...); err != nil {
 		return described{}, invalid("replica.%v", err)
 	}
 	m.KVTokens = int(min(r.GetKvTokens(), maxLength))
 	return m, nil
 }
-
-// checkEvents refuses a source of KV events that makes the server listen, or that is neither on the replica's host,
-// nor on that of the connection, nor on one of hosts.
-func checkEvents(m *described, peer string, hosts []string) error {
-	if m.KVEvents == "" {
-		return nil
-	}
-	src, err := eventsource.Parse(eventsource.Declared(m.Attributes, "", ""))
-	if err != nil {
-		return invalid("replica.%v", err)
-	}
-	if src.Listen {
-		return invalid("replica.kv_events: a replica that registers has an address to dial: want tcp://HOST:port")
-	}
-	own, _, _ := net.SplitHostPort(m.Address)
-	allowed := append([]string{own, peer}, hosts...)
-	for field, at := range map[string]string{"kv_events": src.Address, "kv_events_replay": src.Replay} {
-		host, _, _ := net.SplitHostPort(at)
-		if at != "" && !slices.Contains(allowed, host) && !slices.Contains(hosts, anyHost) {
-			return invalid("replica.%s: %q is not the replica's host: "+
-				"use HOST, or add it to the deployment's register_event_hosts", field, host)
-		}
-	}
-	return nil
-}
-
-// anyHost stands for all hosts in register_event_hosts.
-const anyHost = "*"

@@ -67,7 +67,7 @@ func (e *explain) load() (*policy.Config, error) {
 	var data []byte
 	if e.config != "" {
 		var err error
-		if data, err = os.ReadFile(e.config); err != nil {
+		if data, err = fleetfile.Read(e.config); err != nil {
 			return nil, usagef("--config: %w", err)
 		}
 	}

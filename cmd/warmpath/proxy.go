@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"crypto/tls"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,6 +16,7 @@ import (
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/proxy"
 	"github.com/warmpath/warmpath/internal/balancer"
+	"github.com/warmpath/warmpath/internal/fleetfile"
 )
 
 // proxyFlags are those of the command proxy.
@@ -124,7 +124,7 @@ func (p *proxyFlags) dialOptions(out serveOutput) ([]grpc.DialOption, error) {
 	if p.config == "" {
 		return options, nil
 	}
-	data, err := os.ReadFile(p.config)
+	data, err := fleetfile.Read(p.config)
 	if err != nil {
 		return nil, usagef("--config: %w", err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -123,7 +122,7 @@ func deployments(c *server.Config) string { return counted(len(c.Deployments), "
 type source struct{ path, listen, http string }
 
 func (s source) load() (*server.Config, error) {
-	data, err := os.ReadFile(s.path)
+	data, err := fleetfile.Read(s.path)
 	if err != nil {
 		return nil, err
 	}

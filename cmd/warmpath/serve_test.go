@@ -140,12 +140,16 @@ func TestServeChecks(t *testing.T) {
 		require.Equal(t, exitUsage, code)
 		require.Contains(t, wrong, "deployments.chat: max_attempts: 99 is not between 0 and 10")
 	}
+	huge := file(t, "huge.yaml", "")
+	require.NoError(t, os.Truncate(huge, 1<<40)) // without blocks on the disk
 	for _, tt := range []struct {
 		args []string
 		want string
 	}{
 		{[]string{"serve"}, "--config is required"},
-		{[]string{"serve", "--config", "/no/such"}, "open /no/such"},
+		{[]string{"serve", "--config", "/no/such"}, "/no/such: no such file"},
+		{[]string{"serve", "--config", "/dev/zero"}, "/dev/zero: not a regular file"},
+		{[]string{"serve", "--config", huge}, "larger than 64 MiB"},
 		{[]string{"serve", "--config", good, "--check", "--grace", "-1s"}, "--grace: -1 is less than 0"},
 		{[]string{"choose"}, "--server is required"},
 		{[]string{"choose", "--server", "x:1", "--timeout", "0s"}, "--timeout: 0 is not a positive number"},

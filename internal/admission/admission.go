@@ -54,6 +54,40 @@ func Admit(r *policy.Attributes) error {
 	return checkEvents(*r)
 }
 
+// AdmitOwn is Admit for what a replica declares of itself. Its KV events come from an address to dial on the replica's
+// host or on one of hosts; [AnyHost] stands for all.
+func AdmitOwn(r *policy.Attributes, hosts ...string) error {
+	if r.Ranks > maxOwnRanks {
+		return fmt.Errorf("ranks: %d are more than %d", r.Ranks, maxOwnRanks)
+	}
+	if err := Admit(r); err != nil || r.KVEvents == "" {
+		return err
+	}
+	src, err := eventsource.Parse(eventsource.Declared(*r, "", ""))
+	if err != nil {
+		return err
+	}
+	if src.Listen {
+		return errors.New("kv_events: the source of a replica that declares it itself is an address to dial: want tcp://HOST:port")
+	}
+	own, _, _ := net.SplitHostPort(r.Address)
+	for _, of := range []struct{ field, at string }{{"kv_events", src.Address}, {"kv_events_replay", src.Replay}} {
+		host, _, _ := net.SplitHostPort(of.at)
+		if of.at != "" && host != own && !slices.Contains(hosts, host) && !slices.Contains(hosts, AnyHost) {
+			return fmt.Errorf("%s: %q is not the replica's host: use HOST, "+
+				"or add it to the deployment's register_event_hosts if the replica registers", of.field, host)
+		}
+	}
+	return nil
+}
+
+const (
+	// maxOwnRanks bounds the data-parallel ranks that a replica declares of itself: each may be a connection.
+	maxOwnRanks = 256
+	// AnyHost stands for all hosts.
+	AnyHost = "*"
+)
+
 func checkEvents(r policy.Attributes) error {
 	if r.KVEvents == "" {
 		return nil

@@ -25,7 +25,7 @@ const maxFile = 64 << 20
 
 // Load reads a fleet file.
 func Load(path string) ([]policy.Attributes, error) {
-	data, err := read(path)
+	data, err := Read(path)
 	if err != nil {
 		return nil, err
 	}
@@ -38,8 +38,8 @@ func ParseFile(path string, data []byte) ([]policy.Attributes, error) {
 	return replicas, strict.In(path+": ", err)
 }
 
-// read reads a regular file: a pipe in its place must not hang the reader.
-func read(path string) ([]byte, error) {
+// Read reads a regular file of bounded size: neither a pipe nor a huge file in its place may hang or fill the reader.
+func Read(path string) ([]byte, error) {
 	info, err := os.Stat(path)
 	if err != nil {
 		return nil, err

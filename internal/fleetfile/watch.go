@@ -69,7 +69,7 @@ func (w *watcher) look(at time.Time) {
 // read reports the content where it is new.
 func (w *watcher) read(at time.Time) {
 	w.checked = at
-	data, err := read(w.path)
+	data, err := Read(w.path)
 	now := "ok " + string(data)
 	if err != nil {
 		now = "error " + err.Error()

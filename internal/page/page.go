@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc/codes"
@@ -28,6 +28,8 @@ type Host interface {
 	GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error)
 	// Admitted returns an error once the principal of a request may not use the server any more.
 	Admitted(*http.Request) error
+	// Principal is the name of a request's principal; empty = there are no principals.
+	Principal(*http.Request) string
 }
 
 // Options configure a [Page].
@@ -47,14 +49,17 @@ type Page struct {
 	history history
 	mux     *http.ServeMux
 
-	streams atomic.Int64 // under way
+	mu        sync.Mutex     // guards following
+	following map[string]int // browsers that follow the page, by principal; those without one under ""
+	browsers  int            // all of them; guarded by mu
 }
 
 // updated is how often a stream looks for changes.
 const updated = time.Second
 
-// maxStreams bounds the browsers that follow the page: each costs a rendering a second.
-const maxStreams = 32
+// maxStreams bounds the browsers that follow the page, maxOwnStreams those of one principal: each costs a rendering a
+// second.
+const maxStreams, maxOwnStreams = 32, 8
 
 //go:embed page.css page.js page.svg
 var files embed.FS
@@ -159,14 +164,42 @@ func (p *Page) write(w http.ResponseWriter, r *http.Request, code int, q *questi
 // patience is how long a browser may take to read an update.
 const patience = 10 * time.Second
 
+// follow counts a browser of a principal, or returns why there may be no more.
+func (p *Page) follow(who string) (problem string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.browsers >= maxStreams:
+		return fmt.Sprintf("%d browsers follow the page", maxStreams)
+	case who != "" && p.following[who] >= maxOwnStreams:
+		return fmt.Sprintf("%d browsers of the principal %s follow the page", maxOwnStreams, who)
+	}
+	if p.following == nil {
+		p.following = make(map[string]int)
+	}
+	p.browsers++
+	p.following[who]++
+	return ""
+}
+
+func (p *Page) unfollow(who string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.browsers--
+	if p.following[who]--; p.following[who] == 0 {
+		delete(p.following, who)
+	}
+}
+
 // stream sends the live part whenever it differs, until the browser goes, its principal is removed, or the server is
 // done.
 func (p *Page) stream(w http.ResponseWriter, r *http.Request) {
-	defer p.streams.Add(-1)
-	if p.streams.Add(1) > maxStreams {
-		http.Error(w, fmt.Sprintf("%d browsers follow the page", maxStreams), http.StatusServiceUnavailable)
+	who := p.host.Principal(r)
+	if problem := p.follow(who); problem != "" {
+		http.Error(w, problem, http.StatusServiceUnavailable)
 		return
 	}
+	defer p.unfollow(who)
 	w.Header().Set("Content-Type", "text/event-stream")
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Time{}) // the time to read a request is no bound on its answer

@@ -39,6 +39,8 @@ func (f *fixed) ChooseReplica(_ context.Context, q *warmpathv1.ChooseReplicaRequ
 
 func (f *fixed) Admitted(*http.Request) error { return nil }
 
+func (f *fixed) Principal(*http.Request) string { return "" }
+
 func newPage(t *testing.T, f *fixed) *Page {
 	t.Helper()
 	sessions := requestkey.NewSessionKeys("x-session-id")

@@ -48,7 +48,7 @@ func names(value string) []string {
 }
 
 // declare sets the fields of a that its pod declares with labels and annotations, like warmpath.dev/weight: "2". The
-// annotation counts where both are there. What a fleet file may not contain is left out, and is a complaint.
+// annotation counts where both are there. What a replica that registers may not declare is left out, and is a complaint.
 func declare(a *policy.Attributes, pod *metav1.ObjectMeta) (wrong []string) {
 	values, kinds := map[string]string{}, map[string]string{}
 	for kind, all := range map[string]map[string]string{"label": pod.Labels, "annotation": pod.Annotations} {
@@ -71,7 +71,7 @@ func declare(a *policy.Attributes, pod *metav1.ObjectMeta) (wrong []string) {
 		next := *a
 		err := field.set(&next, value)
 		if err == nil {
-			err = admission.Admit(&next)
+			err = admission.AdmitOwn(&next)
 		}
 		if err != nil {
 			complain(field.name, err)

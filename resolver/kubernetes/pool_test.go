@@ -137,10 +137,10 @@ func TestPoolReplicas(t *testing.T) {
 		},
 		{
 			name: "events of each port and rank", pool: two,
-			pods: []*corev1.Pod{aPod("a", "10.0.0.1", annotated("warmpath.dev/kv_events", "tcp://*:5557?topic=a&bind=::1", "warmpath.dev/ranks", "4"))},
+			pods: []*corev1.Pod{aPod("a", "10.0.0.1", annotated("warmpath.dev/kv_events", "tcp://HOST:5557?topic=a", "warmpath.dev/ranks", "4"))},
 			want: []policy.Attributes{
-				replica("a", "10.0.0.1", "8000", func(a *policy.Attributes) { a.KVEvents, a.Ranks = "tcp://*:5557?topic=a&bind=::1", 4 }),
-				replica("a", "10.0.0.1", "8001", func(a *policy.Attributes) { a.KVEvents, a.Ranks = "tcp://*:5561?topic=a&bind=::1", 4 }),
+				replica("a", "10.0.0.1", "8000", func(a *policy.Attributes) { a.KVEvents, a.Ranks = "tcp://HOST:5557?topic=a", 4 }),
+				replica("a", "10.0.0.1", "8001", func(a *policy.Attributes) { a.KVEvents, a.Ranks = "tcp://HOST:5561?topic=a", 4 }),
 			},
 		},
 		{
@@ -152,12 +152,12 @@ func TestPoolReplicas(t *testing.T) {
 		},
 		{
 			name: "no room for the events of a port", pool: two,
-			pods: []*corev1.Pod{aPod("a", "10.0.0.1", annotated("warmpath.dev/kv_events", "tcp://[::1]:65535"))},
+			pods: []*corev1.Pod{aPod("a", "10.0.0.1", annotated("warmpath.dev/kv_events", "tcp://10.0.0.1:65535"))},
 			want: []policy.Attributes{
-				replica("a", "10.0.0.1", "8000", func(a *policy.Attributes) { a.KVEvents = "tcp://[::1]:65535" }),
+				replica("a", "10.0.0.1", "8000", func(a *policy.Attributes) { a.KVEvents = "tcp://10.0.0.1:65535" }),
 				replica("a", "10.0.0.1", "8001"),
 			},
-			wrong: []string{`pod inference/a: port 8001: kv_events: "tcp://[::1]:65536": port "65536" is not a number from 1 to 65535`},
+			wrong: []string{`pod inference/a: port 8001: kv_events: "tcp://10.0.0.1:65536": port "65536" is not a number from 1 to 65535`},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -206,7 +206,20 @@ func TestDeclare(t *testing.T) {
 			name: "out of bounds", pod: aPod("a", "", labelled("warmpath.dev/weight", "NaN", "warmpath.dev/ranks", "2000")),
 			wrong: []string{
 				`pod inference/a: label warmpath.dev/weight: "NaN": weight: NaN is not a finite number of at least 0`,
-				`pod inference/a: label warmpath.dev/ranks: "2000": ranks: 2000 is not between 0 and 1024`,
+				`pod inference/a: label warmpath.dev/ranks: "2000": ranks: 2000 are more than 256`,
+			},
+		},
+		{
+			name: "where the server would listen", pod: aPod("a", "", annotated("warmpath.dev/kv_events", "tcp://*:5557")),
+			wrong: []string{
+				`pod inference/a: annotation warmpath.dev/kv_events: "tcp://*:5557": kv_events: the source of a replica that declares it itself is an address to dial: want tcp://HOST:port`,
+			},
+		},
+		{
+			name: "another host", pod: aPod("a", "", annotated("warmpath.dev/kv_events", "tcp://HOST:1", "warmpath.dev/kv_events_replay", "tcp://169.254.169.254:80")),
+			want: policy.Attributes{KVEvents: "tcp://HOST:1"},
+			wrong: []string{
+				`pod inference/a: annotation warmpath.dev/kv_events_replay: "tcp://169.254.169.254:80": kv_events_replay: "169.254.169.254" is not the replica's host: use HOST, or add it to the deployment's register_event_hosts if the replica registers`,
 			},
 		},
 	} {
