@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,6 +43,10 @@ type deployment struct {
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
 
+	// merging is held while urgent changes are merged, and in the pause before. It is taken before mu.
+	merging sync.Mutex
+	rested  time.Time // when the next merge may begin; guarded by merging
+
 	// mu guards what is below, with the records of members. The locks of leases, conns, wake, moved, pollers and the
 	// Router are taken under it.
 	mu        sync.Mutex
@@ -54,6 +59,7 @@ type deployment struct {
 	ejections uint64 // the version of the Router's ejections that the members have
 	// ejectedVersion counts the changes of the members that are ejected or half-open, and of the clients that may probe.
 	ejectedVersion uint64
+	urgent         bool // the sources have changed, and are to be merged before the end of the interval
 	watchers       int
 	closed         bool
 	pollers        map[string]poller
@@ -167,9 +173,8 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	}
 	d.sources.configure(x.config)
 	d.limits.Store(limits)
-	if !d.refleet() {
-		d.catalogued()
-	}
+	d.refleet()
+	d.catalogued()
 	d.wake.give()
 	return before
 }
@@ -184,32 +189,80 @@ func (d *deployment) prepareRouter(old, next *hosted) {
 	}
 }
 
-// update applies a change of the sources, and merges the members anew if it reports that they have changed.
+// update applies a change of the sources. If it reports that the members have changed, they are merged anew when update
+// returns.
 func (d *deployment) update(change func(*sources) bool) {
+	if d.changed(change) {
+		d.merge()
+	}
+}
+
+// changed applies a change of the sources, and reports whether the members are to be merged anew.
+func (d *deployment) changed(change func(*sources) bool) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if change(&d.sources) && !d.closed && d.refleet() {
+	if !change(&d.sources) {
+		return false
+	}
+	d.urgent = true
+	d.sources.whole = d.sources.whole || !d.sources.stirred()
+	return true
+}
+
+// Pauses between two merges: a part of what the last one took, so that changes that never end take a part of one
+// processor only.
+const (
+	pauseAfterMerge = 3
+	maxMergePause   = 100 * time.Millisecond
+)
+
+// merge enters urgent changes. Changes that come while it waits or runs are entered together by the next one: however
+// many replicas register at once, few merges enter them.
+func (d *deployment) merge() {
+	d.merging.Lock()
+	defer d.merging.Unlock()
+	d.mu.Lock()
+	urgent := d.urgent
+	d.mu.Unlock()
+	if !urgent {
+		return // another merge has entered the change
+	}
+	time.Sleep(time.Until(d.rested))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	began := time.Now()
+	if d.refleet() {
 		d.wake.give()
 	}
+	d.rested = time.Now().Add(min(pauseAfterMerge*time.Since(began), maxMergePause))
 }
 
 // refleet merges the members of all sources, and reports whether the fleet changed. Called with mu held.
 func (d *deployment) refleet() bool {
-	before, last := len(d.roster.order), d.roster.last
-	if !d.roster.set(d.sources.members()) {
+	d.urgent = false
+	before := len(d.roster.order)
+	c := d.sources.merge()
+	if c.none() {
 		return false
 	}
-	d.ejectedVersion++ // one of them may have left
-	d.peers.joined(&d.roster, last)
-	d.conns.setFleet(d.roster.order)
-	d.hosted.Load().take(d.roster.order)
+	if len(c.left) > 0 {
+		d.ejectedVersion++
+	}
+	d.peers.joined(&d.roster, c.joined)
+	d.conns.change(c)
+	d.hosted.Load().change(d.roster.order, c)
 	d.repoll()
-	d.catalogued()
-	if why := d.catalogue.Load().notServing(); why != "" {
-		d.log.Warn("warmpath: the deployment does not serve", "reason", why)
+	if c.any(func(was, is *member) bool { return was.Address != is.Address || !slices.Equal(was.Models, is.Models) }) {
+		d.catalogued()
+		if why := d.catalogue.Load().notServing(); why != "" {
+			d.log.Warn("warmpath: the deployment does not serve", "reason", why)
+		}
 	}
 	level := slog.LevelInfo
-	if len(d.roster.order) == before && d.roster.last == last { // the same replicas: their stats change all the time
+	if len(c.joined)+len(c.left) == 0 { // the same replicas: their stats change all the time
 		level = slog.LevelDebug
 	}
 	d.log.Log(context.Background(), level, "warmpath: the fleet changed",
@@ -222,9 +275,8 @@ func (d *deployment) tick(now time.Time) {
 	leased := d.picks.leases.expire(now)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	expired, stirred := d.sources.expire(now)
-	d.tally.registrationsExpired.Add(expired)
-	if stirred {
+	d.tally.registrationsExpired.Add(d.sources.expire(now))
+	if d.sources.stirred() {
 		d.refleet()
 	}
 	h := d.hosted.Load()

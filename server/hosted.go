@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"maps"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -169,6 +170,35 @@ func (h *hosted) take(order []*member) {
 	h.subscribe(order)
 }
 
+// change follows a change of the fleet, which is in order by then.
+func (h *hosted) change(order []*member, c fleetChange) {
+	if len(c.left) > 0 {
+		h.take(order)
+		return
+	}
+	some := slices.Clone(c.joined)
+	for _, x := range c.changed {
+		some = append(some, x.is)
+	}
+	members := make([]router.Member, len(some))
+	for i, m := range some {
+		members[i] = router.Member{Attributes: m.Attributes, Host: m}
+	}
+	h.router.Fleet.Change(members)
+	for _, m := range some {
+		h.router.Fleet.SetCapacity(m.ID, m.KVTokens)
+	}
+	if c.any(func(was, is *member) bool { return !was.caches(is) }) {
+		h.subscribe(order)
+	}
+}
+
+// caches reports whether all is the same for subscribe.
+func (m *member) caches(o *member) bool {
+	return m.Address == o.Address && m.KVEvents == o.KVEvents && m.KVEventsReplay == o.KVEventsReplay &&
+		m.Ranks == o.Ranks && m.Instance == o.Instance && m.KVTokens == o.KVTokens && slices.Equal(m.Models, o.Models)
+}
+
 // inherit takes over the ejections of the Router before: the next request on each of these replicas is its probe.
 func (h *hosted) inherit(old *hosted) {
 	out, before, own := make(map[*outlier.Replica]outlier.State), old.router.View(), h.router.Outliers()
@@ -186,6 +216,9 @@ func (h *hosted) inherit(old *hosted) {
 // subscribe follows the KV events of the replicas that have any, in a cluster of some of them, and predicts the caches
 // of the others.
 func (h *hosted) subscribe(order []*member) {
+	if h.index == nil {
+		return
+	}
 	sources, silent := make([]policy.Attributes, len(order)), make(map[string]cacheOf)
 	followed := make(map[string]bool)
 	for i, m := range order {
@@ -196,9 +229,6 @@ func (h *hosted) subscribe(order []*member) {
 		if followed[m.ID] = h.follows == nil || h.follows(m.ID); !followed[m.ID] {
 			sources[i].KVEvents = ""
 		}
-	}
-	if h.index == nil {
-		return
 	}
 	h.followed.Store(&followed)
 	h.events.SetFleet(sources)

@@ -55,7 +55,7 @@ type peers struct {
 	lines    map[uint32]peerLine // the load as published, of the replicas whose names are
 	outcomes []*warmpathv1.PeerOutcomes
 	homes    *warmpathv1.HomeUpdate // nil = they are as published
-	beats    map[string]bool        // ids of the replicas that registered or left, and are to be published
+	beats    map[string]bool        // replicas that registered or left, to be published; true = with the description
 	routes   router.RouteLog
 	index    uint64 // version that is published
 
@@ -235,13 +235,13 @@ func (p *peers) first(key string, now time.Time, may func(*peerServer) bool) boo
 	return !now.Before(p.settles)
 }
 
-// joined asks for snapshots where replicas with a number above last have joined that other servers had before, and
-// where most names are those of replicas that have left.
-func (p *peers) joined(of *roster, last uint32) {
+// joined asks for snapshots of the servers that had one of these new members before, and of those most of whose names
+// are of replicas that have left.
+func (p *peers) joined(of *roster, fresh []*member) {
 	for _, x := range p.known {
 		x.lacks = x.lacks || len(x.ids) > 2*len(of.order)+maxDepartures
-		for id := range x.has {
-			x.lacks = x.lacks || of.numberOf(id) > last
+		for _, m := range fresh {
+			x.lacks = x.lacks || x.has[m.ID]
 		}
 	}
 }
@@ -269,6 +269,9 @@ func (p *peers) publish(
 	whole func() []*warmpathv1.PeerUpdate,
 ) {
 	of := from.roster
+	if !p.asked { // the others have a replica before they read its name, else they would need a snapshot
+		p.beat(from, now)
+	}
 	u := &warmpathv1.PeerUpdate{Outcomes: p.outcomes, Homes: p.homes, Config: p.config}
 	for _, x := range p.known {
 		if (x.lacks || !x.synced) && now.Sub(x.asked) >= joinTime {
@@ -276,11 +279,11 @@ func (p *peers) publish(
 			u.Wants = append(u.Wants, x.epoch)
 		}
 	}
-	p.load(u, of.order, lines)
+	p.load(u, from, lines)
 	u.Routes = numbered(p.routes.Take(), of)
 	p.outcomes, p.homes = nil, nil
 	news := len(u.Wants) + len(u.Named) + len(u.GetLoads().GetReplicas()) + len(u.Outcomes) + len(u.Routes)
-	if news+len(p.beats)+len(changes) > 0 || u.Homes != nil || now.Sub(p.last) >= aliveInterval {
+	if news+len(changes) > 0 || u.Homes != nil || now.Sub(p.last) >= aliveInterval {
 		p.send(u, now)
 	}
 	for _, u := range changes {
@@ -289,38 +292,29 @@ func (p *peers) publish(
 	if p.asked {
 		clear(p.lines)
 		first := &warmpathv1.PeerUpdate{Config: p.config, Snapshot: warmpathv1.SnapshotPart_SNAPSHOT_PART_FIRST}
-		p.load(first, of.order, lines)
+		p.load(first, from, lines)
 		p.send(first, now)
 		for _, u := range whole() {
 			u.Snapshot = warmpathv1.SnapshotPart_SNAPSHOT_PART_NEXT
 			p.send(u, now)
 		}
-		p.announce(from)
+		for id, r := range from.registered {
+			if !r.elsewhere {
+				p.beats[id] = true
+			}
+		}
+		p.beat(from, now)
 	}
 	p.asked = false
-	if u := p.beating(from, now); u != nil {
-		p.send(u, now)
-	}
 }
 
-// announce has the descriptions of all replicas that registered here published again.
-func (p *peers) announce(from *sources) {
-	for id, r := range from.registered {
-		if !r.elsewhere {
-			r.announced = false
-			p.beats[id] = true
-		}
-	}
-}
-
-// beating is the heartbeats that are to be published, nil for none: with the description if the others do not have it.
-// Descriptions beyond maxAnnounced wait.
-func (p *peers) beating(from *sources, now time.Time) *warmpathv1.PeerUpdate {
+// beat publishes heartbeats, with the description if the others do not have it. Descriptions beyond maxAnnounced wait.
+func (p *peers) beat(from *sources, now time.Time) {
 	if len(p.beats) == 0 {
-		return nil
+		return
 	}
 	u, room := new(warmpathv1.PeerUpdate), maxAnnounced
-	for id := range p.beats {
+	for id, again := range p.beats {
 		r := from.registered[id]
 		h := &warmpathv1.PeerHeartbeat{Id: id, Leaving: r == nil}
 		if r != nil {
@@ -333,7 +327,7 @@ func (p *peers) beating(from *sources, now time.Time) *warmpathv1.PeerUpdate {
 			}
 		}
 		switch {
-		case r == nil || r.announced:
+		case r == nil || r.announced && !again:
 			u.Heartbeats = append(u.Heartbeats, h)
 		case room <= 0:
 			continue // it stays
@@ -346,7 +340,7 @@ func (p *peers) beating(from *sources, now time.Time) *warmpathv1.PeerUpdate {
 		}
 		delete(p.beats, id)
 	}
-	return u
+	p.send(u, now)
 }
 
 // lacking requests a snapshot of a peer whose heartbeats name replicas without a description here, once for each
@@ -359,8 +353,9 @@ func (x *peerServer) lacking(missing []string) {
 	}
 }
 
-// load adds the lines that have changed, with the names of their replicas.
-func (p *peers) load(u *warmpathv1.PeerUpdate, order []*member, lines map[uint32]peerLine) {
+// load adds the lines that have changed, with the names of their replicas, but for replicas that the others do not have
+// yet.
+func (p *peers) load(u *warmpathv1.PeerUpdate, from *sources, lines map[uint32]peerLine) {
 	u.Loads = new(warmpathv1.Loads)
 	add := func(n uint32, l peerLine) {
 		if p.lines[n] != l {
@@ -369,8 +364,11 @@ func (p *peers) load(u *warmpathv1.PeerUpdate, order []*member, lines map[uint32
 		}
 		p.lines[n] = l
 	}
-	for _, m := range order {
+	for _, m := range from.roster.order {
 		if _, named := p.lines[m.number]; !named {
+			if r := from.registered[m.ID]; r != nil && !r.elsewhere && !r.announced {
+				continue
+			}
 			u.Named = append(u.Named, &warmpathv1.PeerReplica{Number: m.number, Id: m.ID})
 		}
 		add(m.number, lines[m.number])
@@ -449,7 +447,7 @@ func (p *peers) status(now time.Time) *warmpathv1.ClusterStatus {
 // registered notes that a replica registered here, or left.
 func (p *peers) registered(id string) {
 	if p.bus != nil && len(p.beats) < 2*maxRegistered {
-		p.beats[id] = true
+		p.beats[id] = p.beats[id]
 	}
 }
 

@@ -54,6 +54,9 @@ func (d *deployment) poll(ctx context.Context, name string, p poller) {
 
 // repoll gives the members to the pollers. Called with mu held.
 func (d *deployment) repoll() {
+	if len(d.pollers) == 0 {
+		return
+	}
 	all := make([]policy.Attributes, len(d.roster.order))
 	for i, m := range d.roster.order {
 		all[i] = m.Attributes
@@ -103,7 +106,8 @@ func (x *sources) poll(id string, l load.Report, err error) {
 	}
 	m.polled = ownLoad{replicaLoad{int64(min(l.Ongoing, maxOngoing)), l.QueuedTokens}, x.now()}
 	if l.KVTokens != 0 && l.KVTokens != m.kvTokens {
-		m.kvTokens, x.stirred = l.KVTokens, true
+		m.kvTokens = l.KVTokens
+		x.touch(id)
 	}
 }
 
@@ -115,6 +119,7 @@ func (d *deployment) checkHealth(ctx context.Context, interval time.Duration) {
 			for _, m := range x.roster.order {
 				m.health = healthChecks{}
 			}
+			x.whole = true
 			return true
 		})
 		return
@@ -185,7 +190,9 @@ func (x *sources) checked(r policy.Attributes, err error) (changed bool) {
 	case was && !h.unwell():
 		x.log.Info("warmpath: a replica serves again", "replica", r.ID, "address", r.Address)
 	}
-	return was != h.unwell()
+	changed = was != h.unwell()
+	x.whole = x.whole || changed
+	return changed
 }
 
 // mark takes the replicas that do not serve out of use, unless no other would be left.
@@ -206,8 +213,8 @@ func mark(all []described, unwell func(id string) bool) {
 type replicaConns struct {
 	// mu guards what follows; nothing is locked under it.
 	mu       sync.Mutex
-	certs    *certificates        // nil = in plaintext
-	replicas map[string]described // by id
+	certs    *certificates      // nil = in plaintext
+	replicas map[string]*member // by id
 	open     map[string]*grpc.ClientConn
 }
 
@@ -221,26 +228,34 @@ func (c *replicaConns) secure(certs *certificates) {
 	}
 }
 
-// drop closes a connection. Called with mu held.
+// drop closes the connection to a replica, if there is one. Called with mu held.
 func (c *replicaConns) drop(id string) {
-	_ = c.open[id].Close()
-	delete(c.open, id)
+	if conn := c.open[id]; conn != nil {
+		_ = conn.Close()
+		delete(c.open, id)
+	}
 }
 
-// setFleet closes the connections to replicas that have left or moved.
-func (c *replicaConns) setFleet(order []*member) {
+// change follows a change of the fleet: it closes the connections to replicas that have left or moved.
+func (c *replicaConns) change(of fleetChange) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	replicas := make(map[string]described, len(order))
-	for _, m := range order {
-		replicas[m.ID] = m.described
+	if c.replicas == nil {
+		c.replicas = make(map[string]*member)
 	}
-	for id := range c.open {
-		if now, was := replicas[id], c.replicas[id]; now.Address != was.Address || now.ServerName != was.ServerName {
-			c.drop(id)
+	for _, x := range of.changed {
+		if x.is.Address != x.was.Address || x.is.ServerName != x.was.ServerName {
+			c.drop(x.is.ID)
 		}
+		c.replicas[x.is.ID] = x.is
 	}
-	c.replicas = replicas
+	for _, m := range of.joined {
+		c.replicas[m.ID] = m
+	}
+	for _, m := range of.left {
+		c.drop(m.ID)
+		delete(c.replicas, m.ID)
+	}
 }
 
 // connect returns the connection to a replica; context.Canceled = there is no such replica.
@@ -250,10 +265,10 @@ func (c *replicaConns) connect(ctx context.Context, id string) (grpc.ClientConnI
 	if conn := c.open[id]; conn != nil {
 		return conn, nil
 	}
-	if c.replicas[id].Address == "" {
+	if c.replicas[id] == nil {
 		return nil, context.Canceled
 	}
-	conn, err := dialReplica(c.replicas[id], c.certs)
+	conn, err := dialReplica(c.replicas[id].described, c.certs)
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +279,14 @@ func (c *replicaConns) connect(ctx context.Context, id string) (grpc.ClientConnI
 	return conn, ctx.Err()
 }
 
-func (c *replicaConns) close() { c.setFleet(nil) }
+func (c *replicaConns) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for id := range c.open {
+		c.drop(id)
+	}
+	c.replicas = nil
+}
 
 // dialReplica returns the server's own connection to a replica. gRPC reconnects it every few seconds.
 func dialReplica(m described, certs *certificates) (*grpc.ClientConn, error) {

@@ -171,9 +171,8 @@ func TestMark(t *testing.T) {
 // round checks a fleet of these members, and returns those that do not serve.
 func (d *deployment) round(t *testing.T, members []described) map[string]healthChecks {
 	d.mu.Lock()
-	d.roster.set(members)
+	d.conns.change(d.roster.set(members))
 	order := d.roster.order
-	d.conns.setFleet(order)
 	d.mu.Unlock()
 	unwell := make(map[string]healthChecks)
 	for _, m := range order {

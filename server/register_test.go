@@ -2,15 +2,19 @@ package server
 
 import (
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -92,6 +96,143 @@ func TestRegister(t *testing.T) {
 	f.tick("chat")
 	require.Equal(t, []string{"fixed"}, ids())
 	require.False(t, f.deploymentMembers("chat")[0].Draining)
+}
+
+// After a restart all replicas register at once, and heartbeats that change nothing follow. Each is entered, and the
+// state and picks are answered meanwhile. The fleet is merged far less often than replicas register.
+func TestManyReplicasRegisterAtOnce(t *testing.T) {
+	f := start(t, registering)
+	const replicas = 3000
+	var all errgroup.Group
+	for i := range replicas {
+		all.Go(func() error {
+			r := &warmpathv1.Replica{Id: fmt.Sprint("r", i), Address: fmt.Sprintf("10.0.%d.%d:1", i>>8, i&255)}
+			_, err := f.pb.Register(soon(t), &warmpathv1.RegisterRequest{Replica: r, LeaseMs: 3_600_000})
+			return err
+		})
+	}
+	registered := make(chan error, 1)
+	go func() { registered <- all.Wait() }()
+	answered := 0
+	for done := false; !done; {
+		select {
+		case err := <-registered:
+			require.NoError(t, err)
+			done = true
+		default:
+			_, err := warmpathv1.NewStatusServiceClient(f.conn).GetStatus(soon(t), new(warmpathv1.GetStatusRequest))
+			require.NoError(t, err)
+			f.choose(t, &warmpathv1.ChooseReplicaRequest{Mode: query})
+			answered++
+		}
+	}
+	require.Positive(t, answered)
+	require.Len(t, f.deploymentMembers("chat"), replicas+1)
+	require.Len(t, f.deployment("chat").hosted.Load().router.View().Connected(), replicas+1)
+	version := f.deployment("chat").roster.version
+	require.Less(t, version, uint64(replicas/2), "replicas are entered together")
+}
+
+// What is merged from the registrations that changed is what is merged from all.
+func TestMergedRegistrations(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	c := parse(t, registering)
+	some, whole := deploy(t, c, "chat", newClock().now), deploy(t, c, "chat", newClock().now)
+	t.Cleanup(some.close)
+	t.Cleanup(whole.close)
+	fleet := func(d *deployment) map[string]policy.Attributes {
+		all := make(map[string]policy.Attributes)
+		for _, m := range d.roster.order {
+			all[m.ID] = m.Attributes
+		}
+		routed := make(map[string]policy.Attributes)
+		for i, r := range d.hosted.Load().router.View().Replicas() {
+			require.Equal(t, i, r.Index())
+			require.Same(t, r, d.hosted.Load().router.View().ByID(r.ID))
+			require.True(t, r.Connected())
+			routed[r.ID] = r.Attributes
+		}
+		require.Equal(t, all, routed)
+		return all
+	}
+	for range 500 {
+		id := fmt.Sprint("r", rng.IntN(20))
+		r := &warmpathv1.Replica{Id: id, Address: id + ":1", Draining: rng.IntN(3) == 0, Instance: fmt.Sprint(rng.IntN(3))}
+		for i := range rng.IntN(3) {
+			r.Adapters, r.Models = append(r.Adapters, fmt.Sprint("a", i)), append(r.Models, fmt.Sprint("m", rng.IntN(3)))
+		}
+		if rng.IntN(10) == 0 {
+			r.Id = "fixed"
+		}
+		leaving := rng.IntN(6) == 0
+		m, err := decodeReplica(r)
+		require.NoError(t, err)
+		for _, d := range []*deployment{some, whole} {
+			if d == whole {
+				d.sources.whole = true
+			}
+			_, err := d.register(&warmpathv1.RegisterRequest{Replica: r, Leaving: leaving}, m)
+			require.NoError(t, err)
+			d.tick(d.now())
+		}
+		require.Equal(t, fleet(whole), fleet(some))
+		for _, adapter := range []string{"a0", "a1", "gone"} {
+			q := policy.Request{Adapter: adapter}
+			one, _ := whole.hosted.Load().router.View().Pool(&q, 0)
+			other, _ := some.hosted.Load().router.View().Pool(&q, 0)
+			names := func(p policy.Pool) (ids []string) {
+				for _, r := range p.Replicas {
+					ids = append(ids, r.ID)
+				}
+				slices.Sort(ids)
+				return ids
+			}
+			require.Equal(t, names(one), names(other), adapter)
+		}
+		require.Equal(t, whole.catalogue.Load().names, some.catalogue.Load().names)
+	}
+}
+
+// BenchmarkChangedMember is one heartbeat that changes a member of 10,000, until the change is in force for picks here
+// and ready for watchers.
+func BenchmarkChangedMember(b *testing.B) {
+	for _, name := range []string{"power_of_two_choices", "kv_aware", "consistent_hash"} {
+		b.Run(name, func(b *testing.B) {
+			c := parse(b, "load_interval: 10s\ndeployments: {chat: {register: true, policy: {"+name+": {}}}}")
+			d := deploy(b, c, "chat", newClock().now)
+			b.Cleanup(d.close)
+			replica := func(i int, draining bool) *warmpathv1.Replica {
+				return &warmpathv1.Replica{
+					Id: fmt.Sprint("r", i), Address: fmt.Sprintf("10.0.%d.%d:1", i>>8, i&255), Models: []string{"m"},
+					Adapters: []string{"x", "y"}, Draining: draining,
+				}
+			}
+			const replicas = 10_000
+			all := make([]*warmpathv1.Replica, replicas)
+			for i := range all {
+				all[i] = replica(i, false)
+			}
+			registers(b, d, all...)
+			require.Len(b, d.roster.order, replicas)
+			version := d.roster.version
+			used := processor()
+			b.ResetTimer()
+			for i := range b.N {
+				r := replica(i%replicas, i/replicas%2 == 0)
+				m, err := decodeReplica(r)
+				require.NoError(b, err)
+				d.mu.Lock()
+				_, _, err = d.sources.register(&warmpathv1.RegisterRequest{Replica: r}, m)
+				d.refleet()
+				parts := d.roster.since(version)
+				version = d.roster.version
+				d.mu.Unlock()
+				require.NoError(b, err)
+				require.Len(b, parts[0].GetReplicas(), 1)
+			}
+			b.ReportMetric(float64((processor()-used).Microseconds())/float64(b.N), "cpu-us/op")
+		})
+	}
 }
 
 func TestRegistrationsAreBounded(t *testing.T) {

@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"log/slog"
-	"maps"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -45,6 +44,7 @@ type roster struct {
 	order   []*member // by number
 	byID    map[string]*member
 
+	joined []*member // the members as they joined or changed, by version; some are replaced or have left
 	left   []*member // the latest departures with their versions, oldest first
 	forgot uint64    // departures up to this version are dropped
 }
@@ -52,58 +52,110 @@ type roster struct {
 // maxDepartures bounds the departures that are kept; a client that missed more is sent a snapshot.
 const maxDepartures = 1024
 
-// set replaces the membership and reports whether it changed. Of two replicas with one id the first counts.
-func (r *roster) set(all []described) bool {
-	next := make(map[string]*member, len(all))
-	version, changed := r.version+1, false
+// A fleetChange is how the membership changes.
+type fleetChange struct {
+	changed []succession
+	joined  []*member
+	left    []*member
+}
+
+// A succession is a member with another description.
+type succession struct{ was, is *member }
+
+func (c *fleetChange) none() bool { return len(c.changed)+len(c.joined)+len(c.left) == 0 }
+
+// any reports whether a replica joined or left, or one of those that stay has changed in such a way.
+func (c *fleetChange) any(way func(was, is *member) bool) bool {
+	return len(c.joined)+len(c.left) > 0 ||
+		slices.ContainsFunc(c.changed, func(x succession) bool { return way(x.was, x.is) })
+}
+
+// set replaces the membership. Of two replicas with one id the first counts.
+func (r *roster) set(all []described) fleetChange {
+	there := make(map[string]bool, len(all))
+	some := make([]described, 0, len(all))
 	for i := range all {
-		d := &all[i]
-		if next[d.ID] != nil {
-			continue
+		if id := all[i].ID; !there[id] {
+			there[id] = true
+			some = append(some, all[i])
 		}
+	}
+	var left []string
+	for _, m := range r.order {
+		if !there[m.ID] {
+			left = append(left, m.ID)
+		}
+	}
+	return r.apply(some, left)
+}
+
+// apply enters replicas that may have changed or are new, and takes others out. Beside copies of pointers it costs what
+// has changed.
+func (r *roster) apply(some []described, left []string) (c fleetChange) {
+	version, order := r.version+1, slices.Clone(r.order) // the old order may be in use
+	if r.byID == nil {
+		r.byID = make(map[string]*member)
+	}
+	for i := range some {
+		d := &some[i]
 		was := r.byID[d.ID]
 		if was != nil && was.equal(d) {
-			next[d.ID] = was
 			continue
 		}
-		changed = true
 		m := &member{described: *d, version: version}
 		if was != nil {
 			m.number, m.record = was.number, was.record
 			if was.Address != d.Address {
 				m.health, m.pollProblem = healthChecks{}, ""
 			}
+			order[placeOf(order, m.number)] = m
+			c.changed = append(c.changed, succession{was, m})
 		} else {
 			r.last++
 			m.number, m.record = r.last, new(record)
+			order = append(order, m)
+			c.joined = append(c.joined, m)
 		}
 		r.encode(m)
-		next[d.ID] = m
+		r.byID[d.ID] = m
+		r.joined = append(r.joined, m)
 	}
-	for _, m := range r.order {
-		if next[m.ID] == nil {
-			changed = true
+	for _, id := range left {
+		if m := r.byID[id]; m != nil {
+			delete(r.byID, id)
+			c.left = append(c.left, m)
 			r.left = append(r.left, &member{number: m.number, version: version})
 		}
+	}
+	if len(c.left) > 0 {
+		order = slices.DeleteFunc(order, func(m *member) bool { return r.byID[m.ID] != m })
 	}
 	if n := len(r.left) - maxDepartures; n > 0 {
 		r.forgot = r.left[n-1].version
 		r.left = slices.Delete(r.left, 0, n)
 	}
-	if changed {
-		r.version, r.byID = version, next
-		r.order = slices.SortedFunc(maps.Values(next), func(a, b *member) int { return cmp.Compare(a.number, b.number) })
+	if c.none() {
+		return c
 	}
-	return changed
+	r.version, r.order = version, order
+	if len(r.joined) > 2*len(order)+maxDepartures {
+		r.joined = slices.SortedFunc(slices.Values(order), func(a, b *member) int { return cmp.Compare(a.version, b.version) })
+	}
+	return c
+}
+
+// placeOf returns the place of a member's number.
+func placeOf(order []*member, number uint32) int {
+	at, _ := slices.BinarySearchFunc(order, number, func(m *member, n uint32) int { return cmp.Compare(m.number, n) })
+	return at
 }
 
 // numbered returns the member with a number, or nil.
 func (r *roster) numbered(number uint32) *member {
-	at, ok := slices.BinarySearchFunc(r.order, number, func(m *member, n uint32) int { return cmp.Compare(m.number, n) })
-	if !ok {
-		return nil
+	if at := placeOf(r.order, number); at < len(r.order) && r.order[at].number == number {
+		return r.order[at]
 	}
-	return r.order[at]
+	return nil
 }
 
 // maxPart bounds the bytes of one message of several that belong together. A larger item has a message of its own.
@@ -124,10 +176,15 @@ func (r *roster) since(version uint64) (parts []*warmpathv1.FleetUpdate) {
 			u.Removed = append(u.Removed, d.number)
 		}
 	}
+	news := r.order
+	if !snapshot {
+		at, _ := slices.BinarySearchFunc(r.joined, version+1, func(m *member, v uint64) int { return cmp.Compare(m.version, v) })
+		news = r.joined[at:]
+	}
 	size := 0
-	for _, m := range r.order {
+	for _, m := range news {
 		switch {
-		case m.version <= version:
+		case r.byID[m.ID] != m: // it is replaced or has left
 			continue
 		case m.message == nil: // clients must not go on with what it was before
 			if !snapshot {

@@ -29,7 +29,13 @@ type sources struct {
 	config     Deployment
 	resolved   []described
 	registered map[string]*registration
-	stirred    bool // a replica's own figures changed: they are in force from the next interval
+	fixed      map[string]int // the places of the config's replicas, by id
+
+	// What is not merged yet.
+	dirty map[string]bool // replicas whose registration or cache has changed
+	whole bool            // anything else has changed
+
+	unwell bool // a member did not serve when all were merged
 }
 
 // An ownLoad is the load that a replica reports of itself.
@@ -61,13 +67,27 @@ func (x *sources) configure(c Deployment) {
 			m.polled, m.pollProblem = ownLoad{}, ""
 		}
 	}
-	x.config = c
+	x.config, x.whole, x.fixed = c, true, make(map[string]int, len(c.Replicas))
+	for i := range c.Replicas {
+		x.fixed[c.Replicas[i].ID] = i
+	}
+}
+
+// stirred reports whether the members are to be merged anew.
+func (x *sources) stirred() bool { return x.whole || len(x.dirty) > 0 }
+
+// touch notes that what is known of a replica has changed.
+func (x *sources) touch(id string) {
+	if x.dirty == nil {
+		x.dirty = make(map[string]bool)
+	}
+	x.dirty[id] = true
 }
 
 // resolve sets the addresses of a target, and reports whether it is the config's.
 func (x *sources) resolve(target string, all []described) bool {
 	if target == x.config.Target {
-		x.resolved = all
+		x.resolved, x.whole = all, true
 	}
 	return target == x.config.Target
 }
@@ -83,6 +103,7 @@ func (x *sources) register(
 			"deployment %s does not take replicas that register themselves: set register", x.deployment)
 	case r.GetLeaving():
 		delete(x.registered, m.ID)
+		x.touch(m.ID)
 		return new(warmpathv1.RegisterResponse), was != nil, nil
 	case was == nil && len(x.registered) >= maxRegistered:
 		return nil, false, status.Errorf(codes.ResourceExhausted,
@@ -98,7 +119,9 @@ func (x *sources) register(
 	}
 	x.registered[m.ID] = next
 	changed = was == nil || was.Draining != m.Draining || was.Instance != m.Instance
-	x.stirred = x.stirred || !changed && !was.equal(&next.described)
+	if changed || !was.equal(&next.described) {
+		x.touch(m.ID)
+	}
 	heartbeat := min(lease, staleAfter) / 3
 	a = &warmpathv1.RegisterResponse{LeaseMs: uint32(lease.Milliseconds()), HeartbeatMs: uint32(heartbeat.Milliseconds())}
 	return a, changed, nil
@@ -118,8 +141,8 @@ func (x *sources) renew(to *registration, leaseMs uint32, ongoing *uint32, token
 	if tokens != nil {
 		to.load.tokens, to.load.at = int64(min(*tokens, maxTokens)), now
 	}
-	if known := x.roster.byID[to.ID]; known != nil {
-		known.health = healthChecks{}
+	if known := x.roster.byID[to.ID]; known != nil && known.health != (healthChecks{}) {
+		known.health, x.whole = healthChecks{}, true
 	}
 	return lease
 }
@@ -151,6 +174,7 @@ func (x *sources) renewedElsewhere(all []*warmpathv1.PeerHeartbeat) (changed boo
 			missing = append(missing, h.GetId())
 		case h.GetLeaving():
 			delete(x.registered, h.GetId())
+			x.touch(h.GetId())
 			changed = true
 		default:
 			x.renew(own, h.GetLeaseMs(), h.Ongoing, h.QueuedTokens)
@@ -160,19 +184,58 @@ func (x *sources) renewedElsewhere(all []*warmpathv1.PeerHeartbeat) (changed boo
 	return changed, missing
 }
 
-// expire removes the registrations whose lease has ended, and returns how many. stirred: the members are to be merged
-// anew, for that or for figures that changed since the last interval.
-func (x *sources) expire(now time.Time) (expired int64, stirred bool) {
+// expire removes the registrations whose lease has ended, and returns how many.
+func (x *sources) expire(now time.Time) (expired int64) {
 	for id, r := range x.registered {
 		if !now.Before(r.until) {
 			delete(x.registered, id)
+			x.touch(id)
 			expired++
 			x.log.Warn("warmpath: a registered replica is silent and removed", "replica", id)
 		}
 	}
-	stirred = x.stirred || expired > 0
-	x.stirred = false
-	return expired, stirred
+	return expired
+}
+
+// merge enters what has changed into the roster. Where only registrations have, it costs as much as they are.
+func (x *sources) merge() fleetChange {
+	dirty := x.dirty
+	x.dirty = nil
+	if x.whole || x.unwell || len(x.resolved) > 0 {
+		x.whole = false
+		return x.roster.set(x.members())
+	}
+	var some []described
+	var left []string
+	for id := range dirty {
+		if m, ok := x.member(id); ok {
+			some = append(some, m)
+		} else {
+			left = append(left, id)
+		}
+	}
+	slices.SortFunc(some, func(a, b described) int { return cmp.Compare(a.ID, b.ID) })
+	return x.roster.apply(some, left)
+}
+
+// member is a replica of the config or one that registered, as members has it; false = there is none.
+func (x *sources) member(id string) (m described, ok bool) {
+	own := x.registered[id]
+	at, fixed := x.fixed[id]
+	switch {
+	case fixed:
+		if m.Attributes = x.config.Replicas[at]; own != nil {
+			m.reports(own.described)
+		}
+	case own == nil:
+		return m, false
+	default:
+		m = own.described
+	}
+	if known := x.roster.byID[id]; known != nil {
+		m.KVTokens = cmp.Or(m.KVTokens, known.kvTokens)
+	}
+	return m, true
 }
 
 // members merges the members of all sources, the config's first.
@@ -202,9 +265,12 @@ func (x *sources) members() []described {
 		}
 	}
 	slices.SortStableFunc(all[len(x.config.Replicas):], func(a, b described) int { return cmp.Compare(a.ID, b.ID) })
+	x.unwell = false
 	mark(all, func(id string) bool {
 		m := x.roster.byID[id]
-		return m != nil && m.health.unwell()
+		is := m != nil && m.health.unwell()
+		x.unwell = x.unwell || is
+		return is
 	})
 	return all
 }

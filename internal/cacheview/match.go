@@ -28,9 +28,15 @@ func (x *Index) Fleet(v policy.View) *Fleet {
 	if f := x.fleet.Load(); f != nil && f.Epoch >= v.Epoch() {
 		return f
 	}
-	f := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas()}
+	f, old := &Fleet{Epoch: v.Epoch(), Replicas: v.Replicas()}, x.fleet.Load()
+	f.Members, f.units = make([]*Member, 0, len(f.Replicas)), make([]int32, 0, len(f.Replicas)+1)
 	units, renewed := 0, false
 	for i, r := range f.Replicas {
+		if old != nil && i < len(old.Replicas) && old.Replicas[i] == r && old.Members[i] != absent { // the same replica
+			f.Members, f.units = append(f.Members, old.Members[i]), append(f.units, int32(units))
+			units += x.ranks(r)
+			continue
+		}
 		m := cmp.Or(x.members[r.ID], absent)
 		if m != absent && !slices.Equal(m.models, declared(r)) {
 			m.models, renewed = declared(r), true

@@ -103,7 +103,7 @@ func (c choice) ask() error {
 // corrected notes that a pick of the policy is not used. Called with mu held.
 func (c choice) corrected(picked *policy.Decision) {
 	withdrawn(&c.p.Observer, c.q, picked)
-	rep := c.v.byID[picked.Replica.ID]
+	rep := c.v.byID(picked.Replica.ID)
 	if rep != nil && rep.Connected() && c.v.Allowed(c.q, rep) {
 		return // only full: the request waits for it
 	}
@@ -134,9 +134,9 @@ func (c choice) resort() (err error) {
 // pinned takes the replica that the request names, whatever its role.
 func (c choice) pinned() error {
 	r, q := c.r, c.q
-	rep := c.v.byID[q.Pin]
+	rep := c.v.byID(q.Pin)
 	if rep == nil {
-		rep = r.view.Load().byID[q.Pin]
+		rep = r.view.Load().byID(q.Pin)
 	}
 	ok := rep != nil && !rep.Draining && !excluded(q, rep)
 	err := c.take(rep, ok, policy.To(rep, policy.ReasonPinned))
@@ -149,7 +149,7 @@ func (c choice) pinned() error {
 // assigned takes the replica that a look-aside server decided on. The server decides which sessions a draining one
 // still serves.
 func (c choice) assigned(a *Assigned) error {
-	rep := c.v.byID[a.Replica]
+	rep := c.v.byID(a.Replica)
 	if rep != nil {
 		c.q.State().Keeper = rep.State()
 	}
@@ -186,7 +186,7 @@ func (c choice) correct() error {
 	var full []*policy.Replica
 	for _, rep := range want {
 		if rep != nil {
-			rep = v.byID[rep.ID]
+			rep = v.byID(rep.ID)
 		}
 		switch {
 		case rep == nil || !rep.Connected() || !v.Allowed(q, rep):

@@ -95,10 +95,10 @@ func (f *Fleet) Set(members []Member) {
 	same := true
 	for i := range members {
 		m := &members[i]
-		if next.byID[m.ID] != nil {
+		if next.byID(m.ID) != nil {
 			continue
 		}
-		was := old.byID[m.ID]
+		was := old.byID(m.ID)
 		rep := f.replica(was, m, len(next.replicas))
 		same = same && rep == was
 		next.add(rep)
@@ -107,9 +107,10 @@ func (f *Fleet) Set(members []Member) {
 		return
 	}
 	next.divide()
-	for _, rep := range joined(old, next).Removed {
+	moved := joined(old, next)
+	for _, rep := range moved.Removed {
 		l := liveOf(rep) // its book stays with its reservations: the same id coming back does not start from zero
-		if next.byID[rep.ID] != nil {
+		if next.byID(rep.ID) != nil {
 			l.Set(state.Leaving, false)
 			r.outliers.Restart(l.outlier)
 			continue
@@ -119,15 +120,78 @@ func (f *Fleet) Set(members []Member) {
 		l.KVTokens.Store(0)
 		l.lift()
 	}
-	maps.DeleteFunc(f.known, func(id string, l *live) bool { return next.byID[id] == nil && l.Ongoing() == 0 })
+	maps.DeleteFunc(f.known, func(id string, l *live) bool { return next.byID(id) == nil && l.Ongoing() == 0 })
 	r.Load.SetFleet(next.replicas)
-	f.show(next, policy.FleetChange{})
+	f.show(next, moved)
+}
+
+// Change sets members that have changed or are new; the others stay. New members stand behind the others and are
+// connected: it is for hosts without connections of their own. Beside copies of pointers it costs what has changed, in
+// a fleet without roles.
+func (f *Fleet) Change(members []Member) {
+	r := f.router
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.queue.closed {
+		return
+	}
+	old := r.view.Load()
+	var at []int
+	var to, more []*policy.Replica
+	var c policy.FleetChange
+	divided := old.prefill != nil
+	for i := range members {
+		m := &members[i]
+		divided = divided || m.Role != ""
+		place, there := old.places[m.ID]
+		if !there {
+			rep := f.replica(nil, m, len(old.replicas)+len(more))
+			more, c.Added = append(more, rep), append(c.Added, rep)
+			continue
+		}
+		was := old.replicas[place]
+		rep := f.replica(was, m, place)
+		if rep == was {
+			continue
+		}
+		at, to = append(at, place), append(to, rep)
+		if restarted(was, rep) {
+			c.Removed, c.Added = append(c.Removed, was), append(c.Added, rep)
+			liveOf(rep).Set(state.Leaving, false)
+			r.outliers.Restart(liveOf(rep).outlier)
+		}
+	}
+	if len(at)+len(more) == 0 {
+		return
+	}
+	next := old.changed(at, to, more)
+	if divided {
+		next = old.rebuilt(next.replicas)
+		next.divide()
+	}
+	r.Load.ChangeFleet(to, more)
+	for _, rep := range more {
+		f.setConnected(rep, true)
+	}
+	c.Connected = more
+	f.show(next, c)
+}
+
+// setConnected records the connection of a replica. Called with mu held.
+func (f *Fleet) setConnected(rep *policy.Replica, up bool) {
+	l := liveOf(rep)
+	if up {
+		l.Links.Add(1)
+		l.Set(state.Leaving|state.Coming, false)
+	}
+	l.Set(state.Connected, up)
+	f.router.outliers.SetConnected(l.outlier, up)
 }
 
 // joined returns what joined and left from one view to the next: a replica that was restarted did both.
 func joined(old, next *view) (c policy.FleetChange) {
 	for _, rep := range next.replicas {
-		was := old.byID[rep.ID]
+		was := old.byID(rep.ID)
 		if was == nil || restarted(was, rep) {
 			c.Added = append(c.Added, rep)
 		}
@@ -136,7 +200,7 @@ func joined(old, next *view) (c policy.FleetChange) {
 		}
 	}
 	for _, rep := range old.replicas {
-		if next.byID[rep.ID] == nil {
+		if next.byID(rep.ID) == nil {
 			c.Removed = append(c.Removed, rep)
 		}
 	}
@@ -178,7 +242,7 @@ func restarted(old, now *policy.Replica) bool {
 func (f *Fleet) SetConnected(id string, up bool) {
 	f.router.mu.Lock()
 	defer f.router.mu.Unlock()
-	if rep := f.router.view.Load().byID[id]; rep != nil {
+	if rep := f.router.view.Load().byID(id); rep != nil {
 		f.connect([]*policy.Replica{rep}, func(*policy.Replica) bool { return up })
 	}
 }
@@ -188,7 +252,7 @@ func (f *Fleet) SetConnected(id string, up bool) {
 func (f *Fleet) SetComing(id string, coming bool) {
 	f.router.mu.Lock()
 	defer f.router.mu.Unlock()
-	if rep := f.router.view.Load().byID[id]; rep != nil {
+	if rep := f.router.view.Load().byID(id); rep != nil {
 		liveOf(rep).Set(state.Coming, coming && !rep.Connected())
 	}
 }
@@ -212,19 +276,16 @@ func (f *Fleet) Disconnect() { f.SetConnections(func(*policy.Replica) bool { ret
 func (f *Fleet) connect(some []*policy.Replica, up func(*policy.Replica) bool) {
 	var change policy.FleetChange
 	for _, rep := range some {
-		l, is := liveOf(rep), up(rep)
+		is := up(rep)
 		switch {
 		case is == rep.Connected():
 			continue
 		case is:
-			l.Links.Add(1)
-			l.Set(state.Leaving|state.Coming, false)
 			change.Connected = append(change.Connected, rep)
 		default:
 			change.Disconnected = append(change.Disconnected, rep)
 		}
-		l.Set(state.Connected, is)
-		f.router.outliers.SetConnected(l.outlier, is)
+		f.setConnected(rep, is)
 	}
 	if len(change.Connected)+len(change.Disconnected) > 0 {
 		next := *f.router.view.Load()
@@ -239,22 +300,30 @@ func (f *Fleet) Divided() bool { return f.router.view.Load().prefill != nil }
 func (f *Fleet) show(next *view, c policy.FleetChange) {
 	r := f.router
 	old := r.view.Load()
-	next.list()
+	if !next.listed {
+		next.list()
+	}
+	next.listed = false
 	for _, o := range r.observers {
-		notify(o, old.whole, next.whole, c)
+		notify(o, old.whole, next.whole, c, old.prefill == nil && next.prefill == nil)
 	}
 	r.prefiller.show(old, next, c)
 	r.view.Store(next)
 	r.Health.force()
 }
 
-// notify passes to an observer the changes of the replicas that it decides for; c has the connections.
-func notify(o *policy.Observer, old, next *view, c policy.FleetChange) {
+// notify passes to an observer the changes of the replicas that it decides for. c is the change of the whole fleet, and
+// whole reports whether the observer decides for all of it.
+func notify(o *policy.Observer, old, next *view, c policy.FleetChange, whole bool) {
 	if o.FleetChanged == nil {
 		return
 	}
 	of := policy.FleetChange{Connected: next.those(c.Connected), Disconnected: next.those(c.Disconnected)}
-	if old.epoch != next.epoch {
+	switch {
+	case old.epoch == next.epoch:
+	case whole:
+		of.Added, of.Removed = c.Added, c.Removed
+	default:
 		members := joined(old, next)
 		of.Added, of.Removed = members.Added, members.Removed
 	}
@@ -267,7 +336,7 @@ func notify(o *policy.Observer, old, next *view, c policy.FleetChange) {
 // that is news. Unknown ids and sizes that are not positive are ignored.
 func (f *Fleet) SetCapacity(id string, kvTokens int) {
 	r := f.router
-	rep := r.view.Load().byID[id]
+	rep := r.view.Load().byID(id)
 	if rep == nil || kvTokens <= 0 || liveOf(rep).KVTokens.Swap(int64(kvTokens)) == int64(kvTokens) || !r.gate.enter() {
 		return
 	}
@@ -284,13 +353,13 @@ func (f *Fleet) SetCapacity(id string, kvTokens int) {
 // Unknown ids are ignored. O(replicas) the first time.
 func (f *Fleet) Drain(id string) {
 	r := f.router
-	if rep := r.view.Load().byID[id]; rep == nil || rep.Drains() {
+	if rep := r.view.Load().byID(id); rep == nil || rep.Drains() {
 		return
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	next := *r.view.Load()
-	rep := next.byID[id]
+	rep := next.byID(id)
 	if rep == nil || rep.Drains() || !rep.Connected() {
 		return
 	}

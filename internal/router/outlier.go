@@ -21,7 +21,7 @@ func (r *Router) Outlier(rep *policy.Replica) *outlier.Replica { return liveOf(r
 
 // SetServing notes whether a connected replica reports that it serves. Unknown ids are ignored.
 func (h *Health) SetServing(id string, ok bool) {
-	if rep := h.router.view.Load().byID[id]; rep != nil {
+	if rep := h.router.view.Load().byID(id); rep != nil {
 		h.router.outliers.SetServing(liveOf(rep).outlier, ok)
 		h.Sync()
 	}

@@ -30,7 +30,7 @@ func (f *prefiller) show(old, next *view, c policy.FleetChange) {
 		f.policy.Store(&p)
 	}
 	if p := f.policy.Load(); p != nil {
-		notify(&p.Observer, old.prefilling(), next.prefilling(), c)
+		notify(&p.Observer, old.prefilling(), next.prefilling(), c, false)
 	}
 }
 

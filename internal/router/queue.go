@@ -186,7 +186,7 @@ func (u *queue) room(w *waiter) bool {
 // serve gives the room of one replica to the requests that wait for it, in their order. It looks at two heads: of those
 // that want this replica, and of those that take any. One of them that is not served no longer wants it.
 func (u *queue) serve(at *policy.Replica) {
-	rep := u.router.view.Load().byID[at.ID]
+	rep := u.router.view.Load().byID(at.ID)
 	for range len(u.waiters) {
 		if rep == nil || !rep.Connected() || rep.Full() {
 			return

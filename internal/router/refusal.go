@@ -54,7 +54,7 @@ func (b *Reservation) Refused(report load.Report) {
 
 // refused marks a replica that refused, unless it has left. The reservation was taken from its book.
 func (u *queue) refused(rep *policy.Replica) {
-	now := u.router.view.Load().byID[rep.ID]
+	now := u.router.view.Load().byID(rep.ID)
 	if now == nil || now.State() != rep.State() {
 		return
 	}

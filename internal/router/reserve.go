@@ -252,7 +252,7 @@ func (r *Router) next(q *policy.Request) (d policy.Decision) {
 		d = preview(q, v)
 	}
 	if d.Replica != nil {
-		d.Replica = v.byID[d.Replica.ID]
+		d.Replica = v.byID(d.Replica.ID)
 	}
 	if d.Replica != nil && v.Available(q, d.Replica) {
 		return d

@@ -76,7 +76,7 @@ func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision) {
 		if s.Observer.Withdrawn != nil { // it is not sent there
 			s.Observer.Withdrawn(&x.request, mine)
 		}
-		if mine.Replica = v.byID[mine.Replica.ID]; mine.Replica != nil && !v.Available(q, mine.Replica) {
+		if mine.Replica = v.byID(mine.Replica.ID); mine.Replica != nil && !v.Available(q, mine.Replica) {
 			mine.Replica = nil
 		}
 	}

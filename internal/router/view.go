@@ -1,6 +1,8 @@
 package router
 
 import (
+	"cmp"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -16,7 +18,7 @@ type view struct {
 
 	epoch    uint64
 	replicas []*policy.Replica
-	byID     map[string]*policy.Replica
+	places   map[string]int               // of the replicas, by id
 	models   map[string]bool              // declared by at least one replica
 	loaded   map[string][]*policy.Replica // by adapter, connected or not; nil where no replica declares adapters
 
@@ -24,7 +26,9 @@ type view struct {
 	// role they are this view itself, and nil.
 	whole, prefill *view
 
-	// What connections change, made by list.
+	listed bool // the lists below are made before the view is in force
+
+	// What connections change, made by list or relist.
 	connected []*policy.Replica
 	leaving   []*policy.Replica    // connected and draining
 	near      [2][]*policy.Replica // connected, on our node; connected, in our zone
@@ -33,15 +37,15 @@ type view struct {
 
 // newView returns a view of an empty fleet.
 func newView(r *Router, epoch uint64) *view {
-	v := &view{router: r, epoch: epoch, byID: make(map[string]*policy.Replica), models: make(map[string]bool)}
+	v := &view{router: r, epoch: epoch, places: make(map[string]int), models: make(map[string]bool)}
 	v.whole = v
 	return v
 }
 
 // add puts a replica behind the others.
 func (v *view) add(r *policy.Replica) {
+	v.places[r.ID] = len(v.replicas)
 	v.replicas = append(v.replicas, r)
-	v.byID[r.ID] = r
 	for _, adapter := range r.Adapters {
 		if v.loaded == nil {
 			v.loaded = make(map[string][]*policy.Replica)
@@ -74,7 +78,7 @@ func (v *view) divide() {
 // those returns the replicas of another view of the fleet as they are in this one, without those that are not.
 func (v *view) those(all []*policy.Replica) (in []*policy.Replica) {
 	for _, r := range all {
-		if own := v.byID[r.ID]; own != nil {
+		if own := v.byID(r.ID); own != nil {
 			in = append(in, own)
 		}
 	}
@@ -108,12 +112,8 @@ func (v *view) list() {
 		if o.Zone != "" && r.Zone == o.Zone {
 			v.near[1] = append(v.near[1], r)
 		}
-		switch n := len(r.Adapters); {
-		case v.loaded == nil:
-		case len(v.fewest) == 0 || n < len(v.fewest[0].Adapters):
-			v.fewest = append(v.fewest[:0], r)
-		case n == len(v.fewest[0].Adapters):
-			v.fewest = append(v.fewest, r)
+		if v.loaded != nil {
+			v.few(r)
 		}
 	}
 }
@@ -124,7 +124,144 @@ func (v *view) Replicas() []*policy.Replica { return v.replicas }
 
 func (v *view) Connected() []*policy.Replica { return v.connected }
 
-func (v *view) ByID(id string) *policy.Replica { return v.byID[id] }
+func (v *view) ByID(id string) *policy.Replica { return v.byID(id) }
+
+func (v *view) byID(id string) *policy.Replica {
+	if at, ok := v.places[id]; ok {
+		return v.replicas[at]
+	}
+	return nil
+}
+
+// changed returns this view with the changes of some members, by place, and with more behind them. None of them has a
+// role. The cost is that of the changes, and copies of pointers.
+func (v *view) changed(at []int, to, more []*policy.Replica) *view {
+	next := *v
+	next.epoch++
+	next.whole = &next
+	next.replicas = append(slices.Clone(v.replicas), more...)
+	if len(more) > 0 {
+		next.places = maps.Clone(v.places)
+	}
+	adapters, models := make(map[string]bool), false
+	for i, place := range at {
+		was, is := v.replicas[place], to[i]
+		next.replicas[place] = is
+		models = models || !slices.Equal(was.Models, is.Models)
+		for _, adapter := range slices.Concat(was.Adapters, is.Adapters) {
+			adapters[adapter] = true
+		}
+		if !slices.Equal(was.Adapters, is.Adapters) {
+			return v.rebuilt(next.replicas)
+		}
+	}
+	for i, r := range more {
+		next.places[r.ID] = len(v.replicas) + i
+		models = models || len(r.Models) > 0
+		for _, adapter := range r.Adapters {
+			adapters[adapter] = true
+		}
+	}
+	if models {
+		next.models = make(map[string]bool)
+		for _, r := range next.replicas {
+			for _, model := range r.Models {
+				next.models[model] = true
+			}
+		}
+	}
+	next.reload(v, adapters, to, more)
+	next.relist(v, to, more)
+	return &next
+}
+
+// relist makes the lists of a view from those of the view before, if all replicas are connected and the lists do not
+// depend on where they run.
+func (v *view) relist(old *view, to, more []*policy.Replica) {
+	o := &v.router.opts
+	if v.listed = len(old.connected) == len(old.replicas) && o.Node == "" && o.Zone == ""; !v.listed {
+		return
+	}
+	v.connected, v.leaving = v.replicas, nil
+	for _, r := range old.leaving {
+		if now := v.replicas[r.Index()]; now.Drains() {
+			v.leaving = append(v.leaving, now)
+		}
+	}
+	for _, r := range slices.Concat(to, more) {
+		if at, there := placeIn(v.leaving, r); r.Drains() && !there {
+			v.leaving = slices.Insert(v.leaving, at, r)
+		}
+	}
+	switch {
+	case v.loaded == nil:
+	case old.loaded == nil:
+		v.fewest = nil
+		for _, r := range v.replicas {
+			v.few(r)
+		}
+	default:
+		v.fewest = slices.Clone(old.fewest)
+		put(v.fewest, to)
+		for _, r := range more {
+			v.few(r)
+		}
+	}
+}
+
+// few enters the next replica of the fleet into fewest.
+func (v *view) few(r *policy.Replica) {
+	switch n := len(r.Adapters); {
+	case len(v.fewest) == 0 || n < len(v.fewest[0].Adapters):
+		v.fewest = append(v.fewest[:0], r)
+	case n == len(v.fewest[0].Adapters):
+		v.fewest = append(v.fewest, r)
+	}
+}
+
+// placeIn returns the place of a replica in a list in the fleet's order, and whether the list has it.
+func placeIn(list []*policy.Replica, r *policy.Replica) (at int, there bool) {
+	return slices.BinarySearchFunc(list, r.Index(), func(x *policy.Replica, index int) int { return cmp.Compare(x.Index(), index) })
+}
+
+// put replaces replicas in a list in the fleet's order by what they are now.
+func put(list, now []*policy.Replica) {
+	for _, r := range now {
+		if at, there := placeIn(list, r); there {
+			list[at] = r
+		}
+	}
+}
+
+// rebuilt returns the view that follows this one, of other replicas.
+func (v *view) rebuilt(replicas []*policy.Replica) *view {
+	next := newView(v.router, v.epoch+1)
+	for _, r := range replicas {
+		next.add(r)
+	}
+	return next
+}
+
+// reload lists the replicas by adapter again, of those adapters. Since old, no replica has lost one or changed its
+// place.
+func (v *view) reload(old *view, adapters map[string]bool, to, more []*policy.Replica) {
+	if len(adapters) == 0 {
+		return
+	}
+	if v.loaded = maps.Clone(old.loaded); v.loaded == nil {
+		v.loaded = make(map[string][]*policy.Replica, len(adapters))
+	}
+	for adapter := range adapters {
+		list := slices.Clone(old.loaded[adapter])
+		put(list, to)
+		v.loaded[adapter] = list
+	}
+	for _, r := range more {
+		for _, adapter := range r.Adapters {
+			v.loaded[adapter] = append(v.loaded[adapter], r)
+		}
+	}
+}
 
 // has reports whether this view has the very replica, which may stem from an older one.
 func (v *view) has(r *policy.Replica) bool {

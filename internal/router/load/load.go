@@ -8,6 +8,7 @@ package load
 
 import (
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +78,27 @@ func (t *Tracker) SetFleet(all []*policy.Replica) {
 		t.setPeer(r, 0)
 	}
 	t.setHomes()
+}
+
+// ChangeFleet is SetFleet if only these replicas change and more stand behind the others.
+func (t *Tracker) ChangeFleet(changed, more []*policy.Replica) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.byID == nil {
+		t.byID = make(map[string]*replica)
+	}
+	for _, rep := range more {
+		r := &replica{factor: 1}
+		t.fleet, t.byID[rep.ID] = append(t.fleet, r), r
+	}
+	for _, rep := range slices.Concat(changed, more) {
+		r := t.byID[rep.ID]
+		r.Replica = rep
+		r.setRate(r.factor)
+		if t.homes != nil {
+			rep.State().HomeWeight.Store(math.Float64bits(HomeWeight(t.homes, rep.ID)))
+		}
+	}
 }
 
 // A Peer is what other clients have under way on a replica, as a look-aside server reports it: the sum of what its
