@@ -56,7 +56,7 @@ const several = `
 load_interval: 10s
 deployments:
   chat:
-    models: [assistant, both]
+    models: [assistant, both, "gpt-oss:120b"]
     policy: {consistent_hash: {}}
     replicas: [{id: a, address: "10.0.0.1:1", models: [llama]}]
   code:
@@ -83,6 +83,8 @@ func TestWhichDeployment(t *testing.T) {
 		{"", "llama", codes.OK, "chat"},
 		{"", "assistant", codes.OK, "chat"},
 		{"", "llama:lora", codes.OK, "chat"},
+		{"", "gpt-oss:120b", codes.OK, "chat"},
+		{"", "gpt-oss:20b", codes.NotFound, `no deployment serves the model "gpt-oss:20b"`},
 		{"", "odd:name", codes.OK, "code"},
 		{"", "both", codes.InvalidArgument, `model "both" is served by several deployments; name one of chat, code`},
 		{"", "both:lora", codes.InvalidArgument, "name one of chat, code"},

@@ -163,7 +163,7 @@ func (c *Config) checkDeployments() error {
 
 func (d *Deployment) validate() error {
 	for i, m := range d.Models {
-		if err := checkName(m); err != nil {
+		if err := checkModel(m); err != nil {
 			return fmt.Errorf("models[%d]: %w", i, err)
 		}
 	}
@@ -196,11 +196,16 @@ const maxName = 256
 
 // checkName accepts a name that can stand in a target and in front of an adapter.
 func checkName(name string) error {
+	return cmp.Or(checkModel(name), strict.Want(!strings.Contains(name, ":"), "the name %q has a colon", name))
+}
+
+// checkModel accepts the name of a model, which may have a colon.
+func checkModel(name string) error {
 	switch {
 	case name == "" || len(name) > maxName:
 		return fmt.Errorf("the name %.20q is empty or longer than %d bytes", name, maxName)
-	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f || r == ':' }):
-		return fmt.Errorf("the name %q has a blank, a colon or something else than printable ASCII", name)
+	case strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r >= 0x7f }):
+		return fmt.Errorf("the name %q has a blank or something else than printable ASCII", name)
 	}
 	return nil
 }

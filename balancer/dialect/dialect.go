@@ -61,7 +61,7 @@ type Dialect struct {
 	// Media stand beside Prompt, Tokens or Messages.
 	Media *Media `json:"media,omitempty"`
 	// JSONBody is a string or bytes that hold an OpenAI request, as SGLang's do: its model "base:adapter" is a model and
-	// an adapter. A tensor holds sampling parameters instead: of them lora_name, before Adapter.
+	// an adapter, unless a replica declares the whole as its model. A tensor holds sampling parameters instead: of them lora_name, before Adapter.
 	JSONBody Path `json:"json_body,omitempty"`
 
 	// Usage is where responses say what the call cost.

@@ -1,6 +1,7 @@
 package call
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -37,8 +38,13 @@ func (k *key) fill(ctx context.Context, h *Handle, b *Binding, r *Route) {
 	k.method = b.dialect(q)
 	if k.msg != nil {
 		m, named := k.method, q.ID != "" // by the metadata
+		model, adapter := q.Model, q.Adapter
 		if err := m.Request(q, k.uses, k.msg); err != nil {
 			h.warnUnread(q.Method, err)
+		}
+		if model == "" && m.JoinsModel() {
+			b.Router.SplitModel(q)
+			q.Adapter = cmp.Or(adapter, q.Adapter)
 		}
 		if k.abort = ""; m.Abort() != "" {
 			if k.abort = q.ID; named {

@@ -48,7 +48,7 @@ var engineRequests = []struct {
 	{"sglang native ids", "/sglang.runtime.v1.SglangService/Generate", []pv{{"1", []int32{5, -1, 300}}, {"2.8", uint32(4)}, {"7", "r"}, {"8", "lora"}, {"9", "s"}}, nil,
 		policy.Request{ID: "r", Prompt: tokens(5, 1<<32-1, 300), Adapter: "lora", Session: "s"}},
 	{"sglang chat", "/sglang.runtime.v1.SglangService/ChatComplete", []pv{{"1", []byte(`{"model":"base:lora","cache_salt":"c","session_id":"s","max_tokens":3,"messages":[{"role":"user","content":"hi"}]}`)}}, nil,
-		policy.Request{Model: "base", Adapter: "lora", CacheSalt: "c", Session: "s", Prompt: text("\xffuser\xfethi")}},
+		policy.Request{Model: "base:lora", CacheSalt: "c", Session: "s", Prompt: text("\xffuser\xfethi")}},
 	{"sglang completion", "/sglang.runtime.v1.SglangService/Complete", []pv{{"1", []byte(`{"model":"m","prompt":"hello","user":"u","rid":"r"}`)}}, nil,
 		policy.Request{ID: "r", Model: "m", Session: "u", Prompt: text("hello")}},
 	{"sglang api text", "/sglang.api.v1.SglangService/Generate", []pv{{"1.1", "r"}, {"2.1", "hello"}, {"5.1.1", int64(4)}}, nil,

@@ -5,7 +5,6 @@ import (
 	"cmp"
 	"errors"
 	"strconv"
-	"strings"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 )
@@ -37,23 +36,19 @@ func ReadBody(q *policy.Request, raw []byte) (whole bool, err error) {
 	if v := b.val("model"); len(v.b) > 0 && !v.is('"') && !v.cut {
 		return b.whole, ErrModel
 	}
-	b.fill(q, false, true, true)
+	b.fill(q, true, true)
 	return b.whole, nil
 }
 
 // fill sets what is wanted of an OpenAI request and q does not have.
-func (b *object) fill(q *policy.Request, split, session, prompt bool) {
-	model, adapter := b.copied("model"), b.copied("lora_path", "lora_name")
-	if base, name, ok := strings.Cut(model, ":"); ok && split {
-		model, adapter = base, name
-	}
+func (b *object) fill(q *policy.Request, session, prompt bool) {
 	salt := b.copied("cache_salt", "extra_key")
 	if extra := b.text("extra_key"); extra != "" && b.text("cache_salt") != "" {
 		salt += "\x00" + extra
 	}
 	q.ID = cmp.Or(q.ID, b.copied("request_id", "rid"))
-	q.Model = cmp.Or(q.Model, model)
-	q.Adapter = cmp.Or(q.Adapter, adapter)
+	q.Model = cmp.Or(q.Model, b.copied("model"))
+	q.Adapter = cmp.Or(q.Adapter, b.copied("lora_path", "lora_name"))
 	q.CacheSalt = cmp.Or(q.CacheSalt, salt)
 	if session && q.Session == "" {
 		p, c := objectOf(b.val("session_params"), sessionNames), objectOf(b.val("conversation"), sessionNames)

@@ -17,7 +17,7 @@ func readBodyOf(t testing.TB, body string) policy.Request {
 	t.Helper()
 	var q policy.Request
 	o := objectOf(jsonValue{b: []byte(body)}, bodyNames)
-	o.fill(&q, true, true, true)
+	o.fill(&q, true, true)
 	return q
 }
 
@@ -180,9 +180,9 @@ func TestBodyScalars(t *testing.T) {
 		{`{"user":17}`, policy.Request{Session: "17"}},
 		{`{"user":{"id":1}}`, policy.Request{}},
 		{`{"metadata":{"user":"x"},"x":["user","y"],"y":"\"user\":\"z\""}`, policy.Request{}},
-		{`{"model":"base:lora:2"}`, policy.Request{Model: "base", Adapter: "lora:2"}},
+		{`{"model":"base:lora:2"}`, policy.Request{Model: "base:lora:2"}},
 		{`{"model":"base","lora_path":"l"}`, policy.Request{Model: "base", Adapter: "l"}},
-		{`{"model":"base:lora","lora_path":"l"}`, policy.Request{Model: "base", Adapter: "lora"}},
+		{`{"model":"base:lora","lora_path":"l"}`, policy.Request{Model: "base:lora", Adapter: "l"}},
 		{`{"cache_salt":"a"}`, policy.Request{CacheSalt: "a"}},
 		{`{"extra_key":"b"}`, policy.Request{CacheSalt: "b"}},
 		{`{"extra_key":"b","cache_salt":"a"}`, policy.Request{CacheSalt: "a\x00b"}},
@@ -229,7 +229,7 @@ func FuzzJSON(f *testing.F) {
 		before := bytes.Clone(b)
 		var q policy.Request
 		o := objectOf(jsonValue{b: b}, bodyNames)
-		o.fill(&q, true, true, true)
+		o.fill(&q, true, true)
 		u := policy.NoUsage
 		ReadUsage(&u, b)
 		require.Equal(t, before, b)

@@ -25,6 +25,10 @@ const WantModel policy.Uses = 1 << 7
 var ErrContent = errors.New("the content of a chat turn cannot be read: messages.content leads to no text, " +
 	"list of parts or google.protobuf.Value")
 
+// JoinsModel reports whether the model of a request may be "base:adapter", as in an OpenAI body. It is left whole: only
+// the fleet tells whether a colon is part of a model's name.
+func (m *Method) JoinsModel() bool { return len(m.body.alts) > 0 && !m.body.alts[0].tensor() }
+
 // Request fills q from the first message of a call. What the host has set stays,
 // so a session from metadata comes before one in the message. With a policy that
 // uses neither prompt nor session only cheap scalars are read: of an encoded
@@ -63,7 +67,7 @@ func (m *Method) readRequest(q *policy.Request, uses policy.Uses, msg any) error
 	unread := prompt && m.readPrompt(q, &s)
 	if body.text != "" && !parameters {
 		o := objectOf(jsonValue{b: bytesOf(body.text)}, bodyNames)
-		o.fill(q, true, session, prompt)
+		o.fill(q, session, prompt)
 	}
 	if unread && q.Prompt.Empty() {
 		return ErrContent

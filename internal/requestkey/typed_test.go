@@ -86,7 +86,7 @@ func TestEncodedStringsAreCopies(t *testing.T) {
 	m = mustTable(t).Lookup("/sglang.runtime.v1.SglangService/ChatComplete")
 	body := []byte(`{"model":"base:lora","session_id":"s","cache_salt":"c","rid":"r"}`)
 	q = read(m, everything, &rawFrame{marshal(t, build(t, nil, pv{"1", body}))})
-	require.Equal(t, policy.Request{ID: "r", Model: "base", Adapter: "lora", Session: "s", CacheSalt: "c"}, q)
+	require.Equal(t, policy.Request{ID: "r", Model: "base:lora", Session: "s", CacheSalt: "c"}, q)
 }
 
 // rawFrame is a message of a raw codec.

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -333,6 +334,15 @@ func excluded(q *policy.Request, r *policy.Replica) bool {
 // anyModel reports whether the request's model filters nothing, because no replica
 // of the fleet declares it.
 func (v *view) anyModel(q *policy.Request) bool { return q.Model != "" && !v.models[q.Model] }
+
+// SplitModel takes the model "base:adapter" of a request apart, unless a replica declares the whole as a model. Of two
+// adapters the one behind the model counts, as in SGLang.
+func (r *Router) SplitModel(q *policy.Request) {
+	base, adapter, joined := strings.Cut(q.Model, ":")
+	if joined && !r.view.Load().models[q.Model] {
+		q.Model, q.Adapter = base, adapter
+	}
+}
 
 func (v *view) Pool(q *policy.Request, i int) (policy.Pool, bool) {
 	first := v.near
