@@ -149,7 +149,8 @@ func TestMismatchedBlocksAreRefused(t *testing.T) {
 		refused int64
 	}{
 		{defaults, 16, 0}, {defaults, 32, 1}, {defaults, 512, 0}, {odd, 512, 1}, {odd, 24, 0},
-		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}, Learn: true}, 257, 1},
+		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}, Learn: true}, 1<<16 + 1, 1},
+		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}, Learn: true}, 2096, 0},
 	} {
 		w := newWorld(t, tt.options)
 		w.report(policy.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Stored: []uint64{1}})

@@ -10,9 +10,6 @@ import (
 	"github.com/warmpath/warmpath/internal/rendezvous"
 )
 
-// maxBlock bounds the block of an engine, in tokens.
-const maxBlock = 256
-
 // CacheChanged is [policy.CacheObserver]'s, for the policy to pass on.
 func (x *Index) CacheChanged(changes []policy.CacheChange) {
 	for i := range changes {
@@ -101,7 +98,7 @@ func (x *Index) learnSize(m *Member, tokens int) bool {
 	old := x.learnt.Load()
 	isOther := func(name string) bool { return old.sizes[name] != tokens }
 	switch {
-	case tokens < 1 || tokens > maxBlock:
+	case tokens < 1 || tokens > maxBlockTokens:
 		return false
 	case m.block == tokens && !slices.ContainsFunc(m.models, isOther):
 		return true

@@ -185,7 +185,7 @@ type Status struct {
 	Forgotten    int64 // blocks forgotten to stay in the budget
 
 	// Unreadable counts what could not be read or is not for the index, by kind: frames, batch, empty, event, kind,
-	// tokens, medium, adapter, content, group, block_size.
+	// tokens, medium, adapter, content, group, block_size, superblock.
 	Unreadable Unreadable
 
 	model string

@@ -9,8 +9,6 @@ import (
 )
 
 const (
-	// MaxBlockTokens is the largest block that is understood.
-	MaxBlockTokens = 256
 	// workPiece is how many events are worked through before their changes are passed on.
 	workPiece = 1024
 	// maxGroups bounds the groups remembered; models have a few.
@@ -26,7 +24,8 @@ type translator struct {
 	stream *Stream
 	rank   int
 
-	size    int // tokens in a block; 0 until the first is stored
+	size    int  // tokens in a block; 0 until the first is stored
+	fixed   bool // size is that of the fastest tier: slower tiers may hold larger blocks
 	blocks  blocks
 	groups  map[int]bool // whether a group has full attention, where events have it
 	lower   policy.Tier  // the slowest tier that was ever reported
@@ -58,7 +57,7 @@ func (t *translator) flush() {
 func (t *translator) clear() {
 	t.forgetAll()
 	t.flush()
-	t.size, t.lower = 0, 0
+	t.size, t.fixed, t.lower = 0, false, 0
 	clear(t.groups)
 }
 
@@ -123,18 +122,26 @@ func (t *translator) superblocks() bool {
 	return t.stream.Coarse && t.size > 0 && policy.SuperblockTokens%t.size == 0
 }
 
-// fits checks an event's block size and tokens.
-func (t *translator) fits(e *Event) bool {
+// fits checks the block size and the tokens of an event on a tier. The first event on the fastest tier fixes the block
+// size, and what slower tiers hold in blocks of another size is forgotten.
+func (t *translator) fits(e *Event, tier policy.Tier) bool {
 	bad := ""
 	switch {
-	case e.BlockSize < 1 || e.BlockSize > MaxBlockTokens || len(e.Tokens) != e.BlockSize*len(e.Hashes):
+	case e.BlockSize < 1 || len(e.Tokens) != e.BlockSize*len(e.Hashes):
 		bad = BadTokens
 	case e.Numbered && e.Adapter == "":
 		bad = BadAdapter
-	case t.size != 0 && t.size != e.BlockSize:
+	case t.size != 0 && t.size != e.BlockSize && (t.fixed || tier != policy.TierGPU):
 		bad = BadSize
 	default:
-		t.size = e.BlockSize
+		if t.size != e.BlockSize {
+			t.forgetAll()
+			t.flush() // with the size that it had
+		}
+		t.size, t.fixed = e.BlockSize, t.fixed || tier == policy.TierGPU
+		if t.stream.Coarse && !t.superblocks() {
+			t.stream.counts.Unreadable.Count(BadSuperblock, 1)
+		}
 		return true
 	}
 	t.stream.counts.Unreadable.Count(bad, 1)
@@ -143,7 +150,7 @@ func (t *translator) fits(e *Event) bool {
 
 // store hashes the event's blocks behind their parent and holds them.
 func (t *translator) store(e *Event, tier policy.Tier) {
-	if !t.fits(e) {
+	if !t.fits(e, tier) {
 		return
 	}
 	x := block{seed: uint64(kvindex.SeedFor(model(t.stream.Attrs), e.Adapter, e.Salt))}

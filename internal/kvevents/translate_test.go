@@ -184,6 +184,36 @@ func TestMixedBlockSizesAreRefused(t *testing.T) {
 	require.NotEmpty(t, x.take(small))
 }
 
+// The blocks of hybrid models have sizes such as 528. Blocks that do not divide superblocks are read, and counted.
+func TestBlocksOfEverySize(t *testing.T) {
+	for _, size := range []int{1, 16, 256, 528, 1056, 2096, 1 << 16} {
+		x := newTest(Options{Coarse: true})
+		tokens := make([]uint32, 2*size)
+		out := x.take(Event{Kind: Stored, Hashes: []uint64{1, 2}, Tokens: tokens, BlockSize: size})
+		require.Equal(t, size, out[0].BlockTokens)
+		require.Equal(t, kvindex.AppendTokens(nil, tokens, size, kvindex.SeedFor("m", "", "")), out[0].Stored)
+		want := Unreadable(nil)
+		if policy.SuperblockTokens%size != 0 {
+			want = Unreadable{BadSuperblock: 1}
+		}
+		require.Equal(t, want, x.stream.counts.Unreadable)
+	}
+}
+
+// A slower tier may hold larger blocks than the fastest tier, whose size counts.
+func TestSlowerTiersDoNotFixTheBlockSize(t *testing.T) {
+	x := newTest(Options{})
+	large := on("CPU", Event{Kind: Stored, Hashes: []uint64{9}, Tokens: ids(0, 4), BlockSize: 4 * testBlock})
+	require.Equal(t, 4*testBlock, x.take(large)[0].BlockTokens, "until the fastest tier has some")
+	out := x.take(store(0, ids(0, 2), 1, 2), large, on("CPU", Event{Kind: Stored, Hashes: []uint64{1}}))
+	require.True(t, out[0].Cleared)
+	require.Equal(t, 4*testBlock, out[0].BlockTokens)
+	last := out[len(out)-1]
+	require.Equal(t, []uint64{chained(ids(0, 2))[0]}, last.Stored[:1])
+	require.Equal(t, []int{testBlock, int(policy.TierHost)}, []int{last.BlockTokens, int(last.Tier)})
+	require.Equal(t, Unreadable{BadSize: 1}, x.stream.counts.Unreadable)
+}
+
 func TestSuperblocks(t *testing.T) {
 	x := newTest(Options{Coarse: true})
 	const size, n = 128, 12
