@@ -86,7 +86,7 @@ func TestLoadPollConfig(t *testing.T) {
 	for field, want := range map[string]string{
 		"load_poll: 'ftp://HOST/'":                                        "deployments.chat: load_poll: want grpc:vllm",
 		"load_poll: {from: 'grpc:vllm'}":                                  "load_poll: it is an object, not a string",
-		"load_poll: 'grpc:other'":                                         "load_poll: \"grpc:other\" is none of [grpc:orca grpc:sglang grpc:vllm]",
+		"load_poll: 'grpc:other'":                                         "load_poll: \"grpc:other\" is none of [grpc:openengine grpc:orca grpc:sglang grpc:tokenspeed grpc:vllm]",
 		"load_pages: {a: 'http://HOST/x'}":                                "load_poll: want grpc:vllm",
 		"load_poll: 'http://HOST:PORT/metrics', load_pages: {a: nowhere}": "load_pages.a: want",
 	} {

@@ -159,7 +159,7 @@ func TestLoadPollOfEngines(t *testing.T) {
 // An invalid load_poll is refused at dial, and the error names the field.
 func TestLoadPollIsChecked(t *testing.T) {
 	for field, want := range map[string]string{
-		`"http://HOST:8000/metrics"`: `load_poll: "http://HOST:8000/metrics" is none of [grpc:orca grpc:sglang grpc:vllm]`,
+		`"http://HOST:8000/metrics"`: `load_poll: "http://HOST:8000/metrics" is none of [grpc:openengine grpc:orca grpc:sglang grpc:tokenspeed grpc:vllm]`,
 		`{"from":"grpc:vllm"}`:       "load_poll: it is an object, not a string",
 	} {
 		_, err := client.New("warmpath:///127.0.0.1:1", insecureOption(), client.WithConfig(`{"load_poll":`+field+`}`))

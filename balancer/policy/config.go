@@ -77,8 +77,8 @@ type Config struct {
 	KVEvents       string `json:"kv_events,omitempty"`
 	KVEventsReplay string `json:"kv_events_replay,omitempty"`
 	// LoadPoll has the host ask replicas for their load; "" = not at all. A client asks before each call, unless it
-	// has a look-aside server. A server asks those that do not register, twice a second. It is grpc:vllm or grpc:sglang
-	// (GetLoads), grpc:orca (ORCA out of band, server/replica), or, for a server, the URL of a page for Prometheus, in
+	// has a look-aside server. A server asks those that do not register, twice a second. It is grpc:vllm, grpc:sglang or
+	// grpc:tokenspeed (GetLoads), grpc:openengine (GetLoad), grpc:orca (ORCA out of band, server/replica), or, for a server, the URL of a page for Prometheus, in
 	// which HOST and PORT are those of the replica's address.
 	LoadPoll string `json:"load_poll,omitempty"`
 	// Dialects define which fields of which method carry the request key. The host of the

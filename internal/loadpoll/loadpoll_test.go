@@ -47,6 +47,23 @@ sglang:num_running_reqs{model_name="m",tp_rank="1"} 4
 sglang:num_queue_reqs{model_name="m",tp_rank="0"} 1
 sglang:cache_config_info{page_size="64",num_pages="100"} 1
 `, load.Report{QueuedTokens: -1, Ongoing: 5, KVTokens: 6400}, nil},
+		"sglang with data-parallel attention": {`sglang:num_running_reqs{model_name="m",dp_rank="0",tp_rank="0"} 4
+sglang:num_running_reqs{model_name="m",dp_rank="1",tp_rank="4"} 3
+sglang:num_running_reqs{model_name="m",dp_rank="1",tp_rank="5"} 3
+sglang:num_queue_reqs{model_name="m",dp_rank="1",tp_rank="4"} 1
+`, load.Report{QueuedTokens: -1, Ongoing: 8}, nil},
+		"sglang with priorities": {`sglang:num_running_reqs{model_name="m",priority=""} 4
+sglang:num_running_reqs{model_name="m",priority="0"} 3
+sglang:num_running_reqs{model_name="m",priority="5"} 1
+sglang:num_queue_reqs{model_name="m",priority="0"} 2
+sglang:num_queue_reqs{model_name="m",priority="5"} 1
+`, load.Report{QueuedTokens: -1, Ongoing: 7}, nil},
+		"vllm behind Ray": {`ray_vllm_num_requests_running{WorkerId="a",engine="0"} 3
+ray_vllm_num_requests_running{WorkerId="b",engine="0"} 1
+ray_vllm_num_requests_waiting{WorkerId="a",engine="0"} 2
+ray_vllm_cache_config_info{block_size="16",num_gpu_blocks="100"} 1
+`, load.Report{QueuedTokens: -1, Ongoing: 6, KVTokens: 1600}, nil},
+		"vllm without colons": {"vllm_num_requests_running 2\n", load.Report{QueuedTokens: -1, Ongoing: 2}, nil},
 		"trtllm": {"trtllm_num_requests_running 2\ntrtllm_num_requests_waiting 0\ntrtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 10\n",
 			load.Report{QueuedTokens: -1, Ongoing: 2, KVTokens: 320}, nil},
 		"idle, with an unknown cache":     {"vllm:num_requests_running 0\n", load.Report{QueuedTokens: -1}, nil},
@@ -82,7 +99,7 @@ func FuzzPage(f *testing.F) {
 func TestSources(t *testing.T) {
 	for text, want := range map[string]string{
 		"grpc:vllm": "", "grpc:sglang": "", "http://HOST:8000/metrics": "", "https://metrics.example/HOST": "",
-		"grpc:other": "none of [grpc:orca grpc:sglang grpc:vllm]", "": "want grpc:vllm", "HOST:8000": "want", "http://%zz": "neither", "ftp://HOST/": "want", "http://u:p@HOST/": "want", "http:///metrics": "want",
+		"grpc:other": "none of [grpc:openengine grpc:orca grpc:sglang grpc:tokenspeed grpc:vllm]", "": "want grpc:vllm", "HOST:8000": "want", "http://%zz": "neither", "ftp://HOST/": "want", "http://u:p@HOST/": "want", "http:///metrics": "want",
 	} {
 		_, err := Parse(text, nil)
 		if want == "" {

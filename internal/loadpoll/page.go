@@ -9,7 +9,9 @@ import (
 	"io"
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
+	"strings"
 
 	dto "github.com/prometheus/client_model/go"
 	"github.com/prometheus/common/expfmt"
@@ -28,6 +30,9 @@ type engine struct {
 
 var engines = []engine{
 	{"vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:cache_config_info", "block_size", "num_gpu_blocks"},
+	{"vllm_num_requests_running", "vllm_num_requests_waiting", "vllm_cache_config_info", "block_size", "num_gpu_blocks"},
+	{"ray_vllm_num_requests_running", "ray_vllm_num_requests_waiting", "ray_vllm_cache_config_info", "block_size",
+		"num_gpu_blocks"}, // of Ray's agent
 	{"sglang:num_running_reqs", "sglang:num_queue_reqs", "sglang:cache_config_info", "page_size", "num_pages"},
 	{"trtllm_num_requests_running", "trtllm_num_requests_waiting", "", "trtllm_kv_cache_tokens_per_block",
 		"trtllm_kv_cache_max_blocks"},
@@ -139,17 +144,55 @@ func (e *engine) load(families map[string]*dto.MetricFamily) (l load.Report, ok 
 	return l, true
 }
 
-// sum adds up the ranks' values. Of several tensor- or pipeline-parallel ranks, which share their requests, the first
-// counts.
+// sum adds up the values of the data-parallel ranks. Ranks of other kinds share their requests: of each data-parallel
+// rank the first of them counts. A value without priority is the total of the values with a priority beside it.
 func sum(f *dto.MetricFamily) (total int, ok bool) {
+	groups := make(map[string]map[string]*dto.Metric) // by identity and priority
 	for _, m := range f.GetMetric() {
-		v := m.GetUntyped().GetValue()
-		if tp, pp := label(m, "tp_rank"), label(m, "pp_rank"); tp > "0" || pp > "0" || math.IsNaN(v) || v < 0 {
+		if v := m.GetUntyped().GetValue(); math.IsNaN(v) || v < 0 {
 			continue
 		}
-		total, ok = min(total+int(min(v, 1<<40)), 1<<40), true
+		id, priority := identity(m), label(m, "priority")
+		if groups[id] == nil {
+			groups[id] = make(map[string]*dto.Metric)
+		}
+		if before := groups[id][priority]; before == nil || order(m) < order(before) {
+			groups[id][priority] = m
+		}
+	}
+	for _, parts := range groups {
+		if whole := parts[""]; whole != nil {
+			parts = map[string]*dto.Metric{"": whole}
+		}
+		for _, m := range parts {
+			total, ok = min(total+int(min(m.GetUntyped().GetValue(), 1<<40)), 1<<40), true
+		}
 	}
 	return total, ok
+}
+
+// sharing are the labels of ranks that share their requests.
+var sharing = []string{"pp_rank", "tp_rank", "moe_ep_rank"}
+
+// identity is a metric's labels, without those of ranks that share requests, and without the priority.
+func identity(m *dto.Metric) string {
+	var all []string
+	for _, l := range m.GetLabel() {
+		if name := l.GetName(); name != "priority" && !slices.Contains(sharing, name) {
+			all = append(all, strconv.Quote(name)+strconv.Quote(l.GetValue()))
+		}
+	}
+	slices.Sort(all)
+	return strings.Join(all, "")
+}
+
+// order is the order of ranks that share requests.
+func order(m *dto.Metric) (n int) {
+	for _, name := range sharing {
+		rank, _ := strconv.Atoi(label(m, name))
+		n = n<<16 + min(max(rank, 0), 1<<16-1)
+	}
+	return n
 }
 
 func label(m *dto.Metric, name string) string {

@@ -160,6 +160,8 @@ func (p *Poller[Answer]) ask(ctx context.Context, r policy.Attributes, room chan
 //
 //	grpc:vllm                   GetLoads on the replica's own address, with vLLM's servicer
 //	grpc:sglang                 the same with SGLang's
+//	grpc:tokenspeed             the same with TokenSpeed's
+//	grpc:openengine             GetLoad of OpenEngine's Control
 //	grpc:orca                   the same by ORCA out of band, as server/replica serves it
 //	http://HOST:8000/metrics    a page for Prometheus; HOST and PORT are those of the replica's address
 type Source struct {
@@ -195,7 +197,7 @@ func checkPage(text string) error {
 	case err != nil:
 		return fmt.Errorf("%q is neither grpc:NAME nor a URL", text)
 	case u.Scheme != "http" && u.Scheme != "https", u.Host == "", u.User != nil, u.Fragment != "":
-		return errors.New("want grpc:vllm, grpc:sglang, grpc:orca, or a URL like http://HOST:8000/metrics without a user and a fragment")
+		return errors.New("want grpc:vllm, grpc:sglang, grpc:tokenspeed, grpc:openengine, grpc:orca, or a URL like http://HOST:8000/metrics without a user and a fragment")
 	}
 	return nil
 }

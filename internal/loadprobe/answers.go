@@ -26,14 +26,14 @@ var (
 	ErrMalformed = errors.New("the answer cannot be read")
 )
 
-// loads calls GetLoads.
-func loads(ctx context.Context, conn grpc.ClientConnInterface, method string) (load.Report, error) {
+// ask calls a method without a request.
+func ask(ctx context.Context, conn grpc.ClientConnInterface, q *question) (load.Report, error) {
 	var request, answer []byte
-	err := conn.Invoke(ctx, method, &request, &answer, protofield.Raw(), grpc.MaxCallRecvMsgSize(MaxAnswer))
+	err := conn.Invoke(ctx, q.method, &request, &answer, protofield.Raw(), grpc.MaxCallRecvMsgSize(MaxAnswer))
 	if err != nil {
 		return load.Report{}, err
 	}
-	return decodeLoads(answer)
+	return q.decode(answer)
 }
 
 // Fields of GetLoadsResponse and of one of its loads.
@@ -43,17 +43,24 @@ const (
 	fieldWaiting     = 3
 	fieldTotal       = 4
 	fieldTotalTokens = 6
+	maxField         = 17
 )
 
-// decodeLoads adds up the loads of an engine's ranks.
-func decodeLoads(b []byte) (load.Report, error) {
+// loadsWith decodes GetLoadsResponse. The field has the uncached tokens of requests that wait.
+func loadsWith(uncached protowire.Number) func(b []byte) (load.Report, error) {
+	return func(b []byte) (load.Report, error) { return decodeLoads(b, uncached) }
+}
+
+// decodeLoads adds up the loads of an engine's ranks. A zero is not encoded: an engine without uncached tokens looks
+// like one that does not report any.
+func decodeLoads(b []byte, uncached protowire.Number) (load.Report, error) {
 	sum := load.Report{QueuedTokens: -1}
-	ranks, whole := 0, true
+	ranks, whole, tokens := 0, true, int64(0)
 	ok := protofield.Each(b, func(f protofield.Field) {
 		if f.Number != fieldLoads || f.Type != protowire.BytesType {
 			return
 		}
-		var n [fieldTotalTokens + 1]int
+		var n [maxField + 1]int
 		rank := protofield.Each(f.Bytes, func(f protofield.Field) {
 			if f.Type == protowire.VarintType && int(f.Number) < len(n) {
 				n[f.Number] = int(max(int32(f.Value), 0))
@@ -61,6 +68,7 @@ func decodeLoads(b []byte) (load.Report, error) {
 		})
 		AddRank(&sum, max(n[fieldRunning]+n[fieldWaiting], n[fieldTotal]), n[fieldTotalTokens])
 		sum.Waiting = min(sum.Waiting+n[fieldWaiting], maxRequests)
+		tokens += int64(n[uncached])
 		ranks, whole = ranks+1, whole && rank
 	})
 	switch {
@@ -69,7 +77,45 @@ func decodeLoads(b []byte) (load.Report, error) {
 	case ranks == 0:
 		return load.Report{}, ErrNothing
 	}
+	if tokens > 0 {
+		sum.QueuedTokens = tokens
+	}
 	return sum, nil
+}
+
+// decodeLoad reads OpenEngine's LoadInfo: the counts of the engine, else those of its ranks.
+func decodeLoad(b []byte) (load.Report, error) {
+	const running, waiting, tokens, ranks, rankRunning, rankWaiting = 3, 4, 9, 20, 2, 3
+	report := load.Report{Ongoing: -1, QueuedTokens: -1}
+	count := func(f protofield.Field) int { return int(min(f.Value, maxRequests)) }
+	add := func(fields map[protowire.Number]protofield.Field, running, waiting protowire.Number) {
+		r, runs := fields[running]
+		w, waits := fields[waiting]
+		if runs || waits {
+			report.Ongoing = min(max(report.Ongoing, 0)+count(r)+count(w), maxRequests)
+			report.Waiting = min(report.Waiting+count(w), maxRequests)
+		}
+	}
+	fields, whole := protofield.Last(b)
+	if add(fields, running, waiting); report.Ongoing < 0 {
+		protofield.Each(b, func(f protofield.Field) {
+			if f.Number == ranks {
+				rank, ok := protofield.Last(f.Bytes)
+				whole = whole && ok
+				add(rank, rankRunning, rankWaiting)
+			}
+		})
+	}
+	if f, ok := fields[tokens]; ok {
+		report.QueuedTokens = int64(min(f.Value, 1<<40))
+	}
+	switch {
+	case !whole:
+		return load.Report{}, ErrMalformed
+	case report.Ongoing < 0 && report.QueuedTokens < 0:
+		return load.Report{}, ErrNothing
+	}
+	return report, nil
 }
 
 // AddRank takes another rank of the same engine. The smallest cache counts.
@@ -84,7 +130,7 @@ func AddRank(l *load.Report, ongoing, kvTokens int) {
 func core(ctx context.Context, conn grpc.ClientConnInterface) (load.Report, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, methods[outOfBand], protofield.Raw(),
+	stream, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, orcaMethod, protofield.Raw(),
 		grpc.MaxCallRecvMsgSize(MaxAnswer))
 	if err != nil {
 		return load.Report{}, err

@@ -68,22 +68,32 @@ func Before(ctx context.Context, r *router.Router, q *policy.Request, ask func(*
 	r.Load.Assume("")
 }
 
-// A Source is how replicas are asked: the key of one of methods.
+// A Source is how replicas are asked: the key of one of questions.
 type Source string
 
 // outOfBand is the source of replicas that report as in gRFC A51.
 const outOfBand Source = "grpc:orca"
 
-var methods = map[Source]string{
-	"grpc:vllm":   "/vllm.grpc.engine.VllmEngine/GetLoads",
-	"grpc:sglang": "/sglang.grpc.scheduler.SglangScheduler/GetLoads",
-	outOfBand:     "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics",
+const orcaMethod = "/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"
+
+// A question is a method, and how its answer is read.
+type question struct {
+	method string
+	decode func(answer []byte) (load.Report, error)
+}
+
+var questions = map[Source]*question{
+	"grpc:vllm":       {"/vllm.grpc.engine.VllmEngine/GetLoads", loadsWith(12)},
+	"grpc:sglang":     {"/sglang.grpc.scheduler.SglangScheduler/GetLoads", loadsWith(17)},
+	"grpc:tokenspeed": {"/tokenspeed.grpc.scheduler.TokenSpeedScheduler/GetLoads", loadsWith(14)},
+	"grpc:openengine": {"/openengine.v1.Control/GetLoad", decodeLoad},
+	outOfBand:         nil, // a stream
 }
 
 // Check refuses a source that is none.
 func (s Source) Check() error {
-	if methods[s] == "" {
-		return fmt.Errorf("%q is none of %v", string(s), slices.Sorted(maps.Keys(methods)))
+	if _, ok := questions[s]; !ok {
+		return fmt.Errorf("%q is none of %v", string(s), slices.Sorted(maps.Keys(questions)))
 	}
 	return nil
 }
@@ -93,7 +103,7 @@ func (s Source) Ask(ctx context.Context, conn grpc.ClientConnInterface) (load.Re
 	if s == outOfBand {
 		return core(ctx, conn)
 	}
-	return loads(ctx, conn, methods[s])
+	return ask(ctx, conn, questions[s])
 }
 
 // A State is when a client asked a replica. Its zero value is that of one that was never asked. Safe for use by many

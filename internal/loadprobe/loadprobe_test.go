@@ -180,5 +180,5 @@ func leastLoaded(_ *policy.Request, v policy.View) policy.Decision {
 
 func TestSourcesOfClients(t *testing.T) {
 	require.NoError(t, Source("grpc:orca").Check())
-	require.EqualError(t, Source("http://HOST/").Check(), `"http://HOST/" is none of [grpc:orca grpc:sglang grpc:vllm]`)
+	require.EqualError(t, Source("http://HOST/").Check(), `"http://HOST/" is none of [grpc:openengine grpc:orca grpc:sglang grpc:tokenspeed grpc:vllm]`)
 }
