@@ -11,7 +11,7 @@ func TestConfigInThreeLines(t *testing.T) {
 	want := Config{Deployments: c.Deployments}.withDefaults()
 	require.Equal(t, &want, c)
 	d := c.Deployments["chat"]
-	require.Equal(t, "prefix_cache_affinity", d.Policy.Name)
+	require.Equal(t, "kv_aware", d.Policy.Name)
 	require.Equal(t, 3, d.MaxAttempts)
 }
 

@@ -205,7 +205,7 @@ func TestMetrics(t *testing.T) {
 				require.Equal(t, 64, d.Usage.CachedTokens)
 				require.Equal(t, 5, d.Usage.OutputTokens)
 			}
-			policy := telemetry.KeyPolicy.String("prefix_cache_affinity")
+			policy := telemetry.KeyPolicy.String("kv_aware")
 			require.EqualValues(t, 2*each, m.sum(t, "warmpath.decisions", policy))
 			require.EqualValues(t, 2*each*64, m.sum(t, "warmpath.cached_tokens.measured", policy))
 			require.EqualValues(t, 2*each*100, m.sum(t, "warmpath.prompt_tokens", policy))

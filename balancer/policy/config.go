@@ -21,7 +21,7 @@ import (
 func Decode(raw json.RawMessage, into any) error { return strict.Decode(raw, into) }
 
 // Default is the policy of a config that names none.
-const Default = "prefix_cache_affinity"
+const Default = "kv_aware"
 
 // RequestCost is what an active request adds to the load of a replica, in prompt tokens: a decode step costs about as
 // much as the prefill of so many.
@@ -30,7 +30,7 @@ const RequestCost = 500
 // Config is the config of a channel, or of a deployment in the look-aside server.
 // Its zero value is the default config.
 type Config struct {
-	// Policy is the one policy; none = prefix_cache_affinity.
+	// Policy is the one policy; none = kv_aware.
 	Policy Selection `json:"policy,omitzero"`
 	// MaxOngoingRequests bounds the requests under way on a replica that declares
 	// no bound of its own; 0 = no bound.

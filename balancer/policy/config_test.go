@@ -169,11 +169,11 @@ func TestNoPolicyNamed(t *testing.T) {
 		c, err := policy.ParseConfig([]byte(raw))
 		require.NoError(t, err)
 		require.Equal(t, policy.Config{}.WithDefaults(), *c)
-		require.Equal(t, prefixaffinity.Name, c.Policy.Name)
+		require.Equal(t, kvaware.Name, c.Policy.Name)
 	}
 	r, err := router.FromConfig(new(policy.Config), nil)
 	require.NoError(t, err)
-	require.Equal(t, prefixaffinity.Name, r.Policy().Name)
+	require.Equal(t, kvaware.Name, r.Policy().Name)
 	require.NoError(t, r.Close())
 }
 

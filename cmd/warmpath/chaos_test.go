@@ -35,6 +35,6 @@ func TestChaosTable(t *testing.T) {
 	code, stdout, stderr := command(t, "chaos", "--scenario", "reset", "--replicas", "2", "--rate", "100", "--sessions", "4",
 		"--prompt", "64", "--output", "4", "--speed", "10", "--timeout", "60s")
 	require.Equal(t, exitOK, code, stderr)
-	require.Contains(t, stdout, "prefix_cache_affinity")
+	require.Contains(t, stdout, "kv_aware")
 	require.Contains(t, stdout, "yes")
 }

@@ -46,7 +46,7 @@ func newDemo() *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	d.flags(f, 4, []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"})
+	d.flags(f, 4, []string{"round_robin", "power_of_two_choices", "consistent_hash", "kv_aware"})
 	f.IntVar(&d.engines, "replicas", 4, "`number` of engines")
 	f.BoolVar(&d.disaggregated, "disaggregated", false, "compare whole engines with prefill and decode apart")
 	f.DurationVar(&d.duration, "duration", 20*time.Second, "time for all policies and modes together")
@@ -69,7 +69,7 @@ func (d *demo) divide(c *cobra.Command) error {
 		return usagef("--disaggregated: it does not go with --mode")
 	}
 	err := setDefaults(f, map[string]string{
-		"policies": "prefix_cache_affinity", "workload": "agents", "replicas": "8", "speed": "10",
+		"policies": "kv_aware", "workload": "agents", "replicas": "8", "speed": "10",
 	})
 	if err == nil && d.engines < 2 {
 		return usagef("--disaggregated: --replicas is %d, and there must be 2 at least", d.engines)

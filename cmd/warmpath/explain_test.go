@@ -65,7 +65,7 @@ func TestExplainPrompt(t *testing.T) {
 		return x
 	}
 	x := ask("--prompt", prompt)
-	require.Equal(t, "prefix_cache_affinity", x.Policy)
+	require.Equal(t, "kv_aware", x.Policy)
 	require.EqualValues(t, "rendezvous", x.Reason)
 	require.Equal(t, len(prompt)/4, x.PromptTokens)
 	require.Len(t, x.Fallbacks, 3)

@@ -73,7 +73,7 @@ func TestDecisionsArriveAtTheCollector(t *testing.T) {
 		got[a.Key] = a.Value
 	}
 	for key, want := range map[string]string{
-		"warmpath.policy":  "prefix_cache_affinity",
+		"warmpath.policy":  "kv_aware",
 		"warmpath.reason":  "rendezvous",
 		"warmpath.replica": servers[0].Addr(),
 	} {

@@ -18,7 +18,7 @@ func TestPrinting(t *testing.T) {
 
 	text := out.String()
 	require.Equal(t, 3, strings.Count(text, "decision: 127.0.0.1:"), text)
-	require.Equal(t, 3, strings.Count(text, "span: vllm.grpc.engine.VllmEngine/Generate warmpath.policy=prefix_cache_affinity"), text)
+	require.Equal(t, 3, strings.Count(text, "span: vllm.grpc.engine.VllmEngine/Generate warmpath.policy=kv_aware"), text)
 	require.Equal(t, 2, strings.Count(text, "warmpath.reason=prefix_match"), text)
 	require.NotContains(t, text, "sky", "the prompt is in it")
 }

@@ -43,7 +43,7 @@ import (
 
 // Name is the name of the policy in a service config:
 //
-//	{"loadBalancingConfig":[{"warmpath":{"policy":{"prefix_cache_affinity":{}}}}]}
+//	{"loadBalancingConfig":[{"warmpath":{"policy":{"kv_aware":{}}}}]}
 const Name = "warmpath"
 
 // EagerConnections is up to how many connections are all opened at once.

@@ -15,7 +15,7 @@ import (
 // Issue 12.25: one line has the policy, its settings that differ from defaults, the session keys and the mode.
 func TestDescribe(t *testing.T) {
 	for text, want := range map[string]string{
-		`{}`: `policy=prefix_cache_affinity session_keys="[session_id x-session-id]" mode=broadcast settings={}`,
+		`{}`: `policy=kv_aware session_keys="[session_id x-session-id]" mode=broadcast settings={}`,
 		`{"policy": {"consistent_hash": {"num_virtual_nodes": 50}}, "session_keys": ["user"], "max_attempts": 3, "max_ongoing_requests": 8, "mode": "central"}`: `policy=consistent_hash session_keys=[user] mode=central settings="{\"max_ongoing_requests\":8,\"policy\":{\"consistent_hash\":{\"num_virtual_nodes\":50}}}"`,
 		`{"policy": {"consistent_hash": {}}, "percentage": "off"}`: `policy=round_robin session_keys="[session_id x-session-id]" mode=broadcast settings="{\"percentage\":\"off\"}"`,
 	} {

@@ -209,7 +209,9 @@ func (c *choice) to(o *option, why policy.Reason) policy.Decision {
 		d.State().Expected = int32(min(c.home.expected, math.MaxInt32))
 	case known:
 		d.Reason = policy.ReasonPrefixMatch
-	case c.home.exists:
+	case len(c.Hashes) == 0 && d.Place == 0: // the session's
+		d.Reason = policy.ReasonRendezvous
+	case c.home.exists || len(c.Hashes) == 0 && d.Place > 0:
 		d.Reason = policy.ReasonRendezvousSpill
 	}
 	if c.home.exists && c.home.replica != nil {

@@ -183,11 +183,13 @@ func TestWithoutPrompt(t *testing.T) {
 	r := newRouter(t, 16)
 	d := routertest.Choose(t, r, policytest.Session("s"))
 	home := d.Replica.ID
-	assert.Equal(t, policy.ReasonKVNearTie, d.Reason)
+	assert.Equal(t, policy.ReasonRendezvous, d.Reason)
 	assert.Zero(t, d.Place)
 	assert.Equal(t, home, routertest.Choose(t, newRouter(t, 16), policytest.Session("s")).Replica.ID)
 	busy(t, r, home, 5000)
-	assert.NotEqual(t, home, routertest.Choose(t, r, policytest.Session("s")).Replica.ID)
+	d = routertest.Choose(t, r, policytest.Session("s"))
+	assert.NotEqual(t, home, d.Replica.ID)
+	assert.Equal(t, policy.ReasonRendezvousSpill, d.Reason)
 	assert.Equal(t, policy.ReasonNoKey, routertest.Choose(t, r, &policy.Request{}).Reason)
 }
 

@@ -53,7 +53,7 @@
 // # Reasons
 //
 //   - prefix_match: more of the prompt is cached there than most prompts share.
-//   - rendezvous: its home, where others are expected to have sent it.
+//   - rendezvous: its home, where others are expected to have sent it, or the session's.
 //   - rendezvous_spill: another replica, because the home is busy, full or gone.
 //   - kv_cost, kv_near_tie: nothing is cached and there is no home; it is the cheapest, or one of several as cheap.
 //

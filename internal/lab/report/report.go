@@ -166,7 +166,7 @@ func (r *Report) Sentence() string {
 
 // The policies that the sentence is about, where they are there.
 const (
-	subject  = "prefix_cache_affinity"
+	subject  = "kv_aware"
 	baseline = "round_robin"
 )
 

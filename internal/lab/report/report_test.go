@@ -69,7 +69,7 @@ func simulated() *Report {
 }
 
 func TestSentence(t *testing.T) {
-	require.Equal(t, "With 4 clients that share nothing, prefix_cache_affinity finds 50 % of the prompt tokens in the engines' caches where "+
+	require.Equal(t, "With 4 clients that share nothing, kv_aware finds 50 % of the prompt tokens in the engines' caches where "+
 		"round_robin finds 20 %: the first token comes 50 % sooner (125 ms instead of 250), and every further one 20 % sooner (27.6 ms instead of 34.5).",
 		example("consistent_hash", subject, "round_robin").Sentence())
 
@@ -83,7 +83,7 @@ func TestSentence(t *testing.T) {
 	worse.Results[1].TPOT.Mean = 69
 	require.Contains(t, worse.Sentence(), "and every further one 100 % later")
 
-	require.Contains(t, example(subject).Sentence(), "prefix_cache_affinity finds 50 % of the prompt tokens in the engines' caches; the first token takes 125 ms")
+	require.Contains(t, example(subject).Sentence(), "kv_aware finds 50 % of the prompt tokens in the engines' caches; the first token takes 125 ms")
 	require.Contains(t, example("round_robin").Sentence(), "round_robin finds 20 %")
 	require.Contains(t, example("power_of_two_choices", "round_robin").Sentence(), "power_of_two_choices finds 20 % of the prompt tokens in the engines' caches where round_robin")
 	require.Contains(t, example("consistent_hash", "power_of_two_choices").Sentence(), "where consistent_hash", "the last against the first")
