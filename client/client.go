@@ -14,9 +14,10 @@
 //
 // Until the first response message the call may be retried on another replica, within the channel's retry budget and
 // up to max_attempts of [github.com/warmpath/warmpath/balancer/policy.Config], unless the status speaks of the request,
-// or two replicas failed it alike. If the first message is late, and the config has first_token_timeout, another replica gets the request.
-// With a retryPolicy for the method in the service config, gRPC's own retries are used instead. A server stream that
-// breaks later goes on elsewhere if its dialect has resume.
+// or two replicas failed it alike. If the first message is late, and the config has first_token_timeout, another replica
+// gets the request. With a retryPolicy for the method in the service config, gRPC's own retries are used instead. A
+// server stream that breaks later goes on at another replica, unless max_resumes is "off", if its dialect is one whose
+// output can be put behind the prompt.
 //
 // Guarantees. A reservation never outlives its call: it ends with the last message,
 // or with the call's context. A stream that the application drops before either is

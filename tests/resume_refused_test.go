@@ -32,7 +32,7 @@ func TestNotResumed(t *testing.T) {
 		change(q)
 		return q
 	}
-	off := `{"policy":{"round_robin":{}}}`
+	off := `{"policy":{"round_robin":{}},"max_resumes":"off"}`
 	for name, c := range map[string]struct {
 		config   string
 		replicas int
@@ -44,7 +44,6 @@ func TestNotResumed(t *testing.T) {
 		"invalid argument": {code: codes.InvalidArgument},
 		"deadline":         {code: codes.DeadlineExceeded},
 		"exhausted":        {code: codes.ResourceExhausted},
-		"cancelled there":  {code: codes.Canceled},
 		"text": {code: codes.Unavailable, request: engine(func(q *enginepb.GenerateRequest) {
 			q.Input = &enginepb.GenerateRequest_Text{Text: "a prompt of several tokens"}
 		})},
@@ -158,8 +157,7 @@ func TestResumeShowsNoTokens(t *testing.T) {
 // A unary call of the same service records no tokens.
 func TestUnaryIsNotResumed(t *testing.T) {
 	e := startEngine(t, grpcserver.Config{Virtual: true})
-	cc := dial(t, "warmpath:///"+e.Addr().String(), client.WithConfig(
-		`{"policy":{"round_robin":{}},"dialects":[{"like":"/vllm.Inference/Generate","resume":true}]}`))
+	cc := dial(t, "warmpath:///"+e.Addr().String(), client.WithConfig(resuming))
 	var d client.Decision
 	answer, err := vllmpb.NewInferenceClient(cc).Generate(client.WithDecision(deadline(t), &d), inferenceStream("a", outputOf))
 	require.NoError(t, err)

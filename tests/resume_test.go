@@ -26,10 +26,8 @@ import (
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
-// resuming is a config that resumes the streams of all services of the simulated engine on another replica.
-const resuming = `{"policy":{"round_robin":{}},"dialects":[{"like":"/vllm.Inference/GenerateStream","resume":true},` +
-	`{"like":"/vllm.grpc.engine.VllmEngine/Generate","resume":true},` +
-	`{"like":"/sglang.grpc.scheduler.SglangScheduler/Generate","resume":true}]}`
+// resuming is a config whose streams go on at another replica, as those of every config do that does not turn it off.
+const resuming = `{"policy":{"round_robin":{}}}`
 
 // breaking is an engine whose streams break before a given message, as those of a crashed replica.
 type breaking struct {
@@ -57,7 +55,7 @@ type breakingSGLang struct {
 }
 
 // breakings serves several engines on loopback, with one function for their ends.
-func breakings(t *testing.T, n int, end func(at *breaking, ctx context.Context, i int) error) (all []*breaking, target string) {
+func breakings(t testing.TB, n int, end func(at *breaking, ctx context.Context, i int) error) (all []*breaking, target string) {
 	var addrs []string
 	var rooms sync.Map
 	for range n {
@@ -322,7 +320,7 @@ func toDie(t testing.TB) context.Context {
 func TestResumedStreamIsTheWholeStream(t *testing.T) {
 	for name, request := range streamsOf {
 		for at := 1; at <= outputOf; at++ {
-			for _, code := range []codes.Code{codes.Unavailable, codes.Internal} {
+			for _, code := range []codes.Code{codes.Unavailable, codes.Internal, codes.Canceled} {
 				t.Run(fmt.Sprintf("%s/%d/%s", name, at, code), func(t *testing.T) {
 					all, target := breakings(t, 3, dying(code, at))
 					m := newMeter(t)

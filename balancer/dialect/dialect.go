@@ -48,7 +48,7 @@ type Dialect struct {
 	// LargestFirst says that the engine serves the largest Priority first, as SGLang does. Then a call of high priority
 	// gets 1 and every other call nothing: SGLang may serve a request without a priority last.
 	LargestFirst bool `json:"largest_first,omitempty"`
-	// MaxTokens is the bound of output tokens: an integer of the request. Resume lowers it by the tokens that have come.
+	// MaxTokens is the bound of output tokens: an integer of the request. A stream that goes on at another replica has it lowered by the tokens that have come.
 	MaxTokens Path `json:"max_tokens,omitempty"`
 
 	// Prompt is text: a string or bytes, or a list of them ("3[].2"), which is a
@@ -75,11 +75,6 @@ type Dialect struct {
 	// KV is how the KV cache of a prompt goes from a replica that prefills to one that decodes; nil = requests of the
 	// methods are served whole.
 	KV *KV `json:"kv,omitempty"`
-
-	// Resume lets a server stream whose replica dies go on at another one, with the output so far behind its prompt, if
-	// the rest of the output does not depend on more than that. For methods of vllm.Inference, VllmEngine,
-	// SglangScheduler and TrtllmService, and methods like them.
-	Resume bool `json:"resume,omitempty"`
 
 	// DeferStream asks for the opening of client and bidirectional streams to
 	// wait for the first message, so that they are routed by it. Such a stream

@@ -65,6 +65,9 @@ type Config struct {
 	HealthService string `json:"health_service,omitempty"`
 	// Ejection configures outlier detection and slow start.
 	Ejection Ejection `json:"ejection,omitzero"`
+	// MaxResumes is how often a server stream that breaks after its first message goes on at another replica, with the
+	// output so far behind its prompt; 0 = 2, Off = never. It is for the dialects whose output can be put there.
+	MaxResumes Limit `json:"max_resumes,omitempty" zero:"\"off\" to end streams with their replica"`
 	// DrainGrace is how long a draining replica keeps its recent sessions; 0 = 30s, Off = not
 	// at all.
 	DrainGrace Duration `json:"drain_grace,omitempty" zero:"\"off\" to keep no sessions"`
@@ -173,6 +176,7 @@ func (c Config) WithDefaults() Config {
 	c.MaxQueuedRequests = cmp.Or(c.MaxQueuedRequests, 1000)
 	c.MaxAttempts = cmp.Or(c.MaxAttempts, 3)
 	c.RetryRatio = cmp.Or(c.RetryRatio, 0.2)
+	c.MaxResumes = cmp.Or(c.MaxResumes, 2)
 	c.Backoff = c.Backoff.withDefaults()
 	if c.SessionKeys == nil {
 		c.SessionKeys = []string{"session_id", "x-session-id"}
@@ -198,6 +202,7 @@ func (c *Config) Validate() error {
 		whole("max_queued_requests", c.MaxQueuedRequests, 1<<30),
 		strict.Within("max_attempts", c.MaxAttempts, 0, 10),
 		mayBeOff("retry_ratio", c.RetryRatio, 1),
+		whole("max_resumes", c.MaxResumes, 10),
 		strict.Within("prepare_timeout", c.PrepareTimeout, 0, Duration(time.Minute)),
 		strict.Within("first_token_timeout", c.FirstTokenTimeout, 0, Duration(time.Hour)),
 		mayBeOff("drain_grace", c.DrainGrace, day),

@@ -102,9 +102,10 @@ func startKillFleet(t *testing.T, flow killFlow, resume bool) *killFleet {
 	require.NoError(t, err)
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(f.reader))
 	t.Cleanup(func() { _ = meters.Shutdown(context.WithoutCancel(t.Context())) })
-	config := fmt.Sprintf(`{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","dialects":[`+
-		`{"like":"/vllm.Inference/GenerateStream","resume":%[1]t},`+
-		`{"like":"/sglang.grpc.scheduler.SglangScheduler/Generate","resume":%[1]t}]}`, resume)
+	config := `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off"}`
+	if !resume {
+		config = `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","max_resumes":"off"}`
+	}
 	f.cc, err = client.New("warmpath-file://"+file(t, "fleet.yaml", string(text)), client.WithConfig(config),
 		client.WithMeterProvider(meters), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(f),
 		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{

@@ -57,7 +57,7 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	}
 	r.Fleet.Set(b.endpoints.members)
 	b.endpoints.connect(r)
-	next.Router, next.Uses, next.Resumes = r, r.Uses(), next.Dialects.Resumes()
+	next.Router, next.Uses = r, r.Uses()
 	for i := range b.endpoints.members {
 		if m := &b.endpoints.members[i]; len(m.Models)+len(m.Adapters) > 0 {
 			next.Uses |= requestkey.WantModel

@@ -78,7 +78,7 @@ func (a *Attempts) Sends(msg any) {
 	defer c.mu.Unlock()
 	c.key.msg = msg
 	legs := b == noBinding || b.Router.Fleet.Divided()
-	if (b == noBinding || b.Resumes) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
+	if (b == noBinding || b.Config.MaxResumes > 0 && b.dialect(&c.key.request).Resumes()) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
 		c.Resume = &Resume{call: c}
 	}
 	if _, a.single = msg.(*grpc.PreparedMsg); a.single || a.base == nil {
@@ -133,7 +133,7 @@ func (a *Attempts) again(err error) error {
 			why = transfer
 		}
 	}
-	if why == final || a.single {
+	if why == final || a.single || status.Code(err) == codes.ResourceExhausted && a.oversized(err) {
 		return err
 	}
 	if end := ended(c.Context, err); end != nil {
@@ -234,7 +234,7 @@ func (a *Attempts) spend(why cause, last *attempt, err error) error {
 	case late, broken:
 		code = codes.Unavailable
 	case rejected:
-		if a.oversized(err) || !a.canMove(last.Replica, true) {
+		if !a.canMove(last.Replica, true) {
 			return err
 		}
 	case failed:
@@ -264,8 +264,8 @@ func (a *Attempts) spend(why cause, last *attempt, err error) error {
 	return nil
 }
 
-// oversized reports whether the status of a replica names the size of the request message, as those of gRPC's
-// implementations do: the message is above the limit of the replica, and so as a rule above that of every other.
+// oversized reports whether a status names the size of the request message, as those of gRPC's implementations do: the
+// message is above the client's limit, or above the replica's, and so as a rule above that of every other replica.
 func (a *Attempts) oversized(err error) bool {
 	size := 0
 	switch m := a.call.key.msg.(type) {

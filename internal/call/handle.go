@@ -32,7 +32,6 @@ type Binding struct {
 	Dialects    *requestkey.Table
 	Telemetry   *telemetry.Recorder
 	Ranks       bool                    // replicas have several data-parallel ranks
-	Resumes     bool                    // streams of some methods go on at another replica
 	SessionKeys *requestkey.SessionKeys // nil = none
 	NeedsPrompt bool                    // calls without a prompt are refused
 	Central     Central                 // zero = the server is not asked

@@ -5,6 +5,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -21,18 +22,16 @@ type Resume struct {
 const (
 	maxKept    = 4 << 20   // bytes that one stream keeps of its request
 	maxKeptAll = 256 << 20 // bytes that the streams of a channel keep
-	// maxResumes is how often one stream goes on elsewhere. The first time is free, since a replica had answered it; more
-	// come out of the channel's retry budget.
-	maxResumes = 2
 )
 
 // Keep keeps the request message before it is sent, if the stream can go on elsewhere.
 func (r *Resume) Keep(msg any) {
 	h := r.call.handle
-	if r.output.Load() != nil { // of an earlier attempt
+	b := h.bound.Load()
+	if r.output.Load() != nil || b.Config.MaxResumes <= 0 { // of an earlier attempt
 		return
 	}
-	output, size := h.bound.Load().dialect(&r.call.key.request).Output(msg, maxKept, &h.ends)
+	output, size := b.dialect(&r.call.key.request).Output(msg, maxKept, &h.ends)
 	if output == nil {
 		return
 	}
@@ -87,10 +86,11 @@ func (r *Resume) Next(err error) (msg any, way Way) {
 	return msg, way
 }
 
-// follows makes the request message of another attempt the one of the call, if the budget has another attempt.
+// follows makes the request message of another attempt the one of the call, if the budget has another attempt. The
+// first time is free, since a replica had answered the call; more come out of the channel's retry budget.
 func (r *Resume) follows(msg any) bool {
 	c := r.call
-	if c.resumed == maxResumes || c.resumed > 0 && !c.Attempts.retry() {
+	if policy.Limit(c.resumed) >= c.handle.bound.Load().Config.MaxResumes || c.resumed > 0 && !c.Attempts.retry() {
 		return false
 	}
 	c.Attempts.next()

@@ -15,7 +15,7 @@ import (
 // Requests are kept up to a bound of a call and one of the channel, and what ends gives its bytes back, once.
 func TestKeepIsBounded(t *testing.T) {
 	const method = "/vllm.grpc.engine.VllmEngine/Generate"
-	table, err := requestkey.NewTable(dialect.Dialect{Like: method, Resume: true})
+	table, err := requestkey.NewTable(dialect.Dialect{Like: method})
 	require.NoError(t, err)
 	h := NewHandle(nil, nil)
 	h.Bind(nil, &Binding{Dialects: table, Config: new(policy.Config{}.WithDefaults())}, nil)

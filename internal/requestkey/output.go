@@ -103,8 +103,8 @@ func (m *Method) newOutputRule(f *outputForm) *outputRule {
 	return o
 }
 
-// Resumes reports whether some method has streams that go on at another replica.
-func (t *Table) Resumes() bool { return t.resumes }
+// Resumes reports whether the method has streams that go on at another replica.
+func (m *Method) Resumes() bool { return m.output != nil }
 
 // An Output is what a stream has brought so far, so that another replica can go on with it. It is not safe for
 // concurrent use.
@@ -131,7 +131,7 @@ const maxOutput = 1 << 17
 func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int) {
 	defer harmless()
 	msg, typed := request.(proto.Message)
-	if m.output == nil || !typed || !m.dialect.Resume {
+	if m.output == nil || !typed {
 		return nil, 0
 	}
 	bound, size := m.MaxTokens(request), proto.Size(msg)

@@ -18,8 +18,8 @@ const (
 
 // resuming is a method whose streams resume at another replica, with the request fields that permit it.
 func resuming(t testing.TB, method string) (*Method, []pv) {
-	table := mustTable(t, dialect.Dialect{Like: method, Resume: true})
-	require.True(t, table.Resumes())
+	table := mustTable(t, dialect.Dialect{Like: method})
+	require.True(t, table.Lookup(method).Resumes())
 	tokens := map[string]string{vllmMethod: "4.1", smgMethod: "2.2", sglangMethod: "2.2", trtMethod: "2.2"}[method]
 	bound := map[string]string{vllmMethod: "8.1", smgMethod: "4.8", sglangMethod: "4.8", trtMethod: "5"}[method]
 	return table.Lookup(method), []pv{{"1", "id"}, {tokens, []uint32{1, 2, 3}}, {bound, uint32(6)}}
@@ -86,17 +86,15 @@ func TestOutputOfRequests(t *testing.T) {
 	}
 	output, _ := m.Output(build(t, nil, fields...), 10, new(Ends))
 	require.Nil(t, output, "too large")
-	output, _ = mustTable(t).Lookup(smgMethod).Output(build(t, nil, fields...), 1<<20, new(Ends))
-	require.Nil(t, output, "not requested")
 }
 
-func TestResumeIsRefused(t *testing.T) {
-	for _, d := range []dialect.Dialect{
-		{Methods: []string{"/my.Service/Generate"}, Tokens: "1", MaxTokens: "2", Resume: true},
-		{Like: "/sglang.runtime.v1.SglangService/Generate", Resume: true},
+// Outputs of other methods cannot be put behind their prompt.
+func TestMethodsThatDoNotResume(t *testing.T) {
+	for method, d := range map[string]dialect.Dialect{
+		"/my.Service/Generate":                      {Methods: []string{"/my.Service/Generate"}, Tokens: "1", MaxTokens: "2"},
+		"/sglang.runtime.v1.SglangService/Generate": {Like: "/sglang.runtime.v1.SglangService/Generate"},
 	} {
-		_, err := NewTable(d)
-		require.ErrorContains(t, err, "resume: ")
+		require.False(t, mustTable(t, d).Lookup(method).Resumes(), method)
 	}
 }
 

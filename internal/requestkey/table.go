@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -25,7 +24,6 @@ type Table struct {
 	own map[string]*Method // that the user described
 	all map[string]*Method // own and the built-in ones; nil = the built-in ones alone
 
-	resumes bool // of some method
 }
 
 // ParseDialects reads the config form: a JSON array of dialects, in which an
@@ -70,9 +68,6 @@ func (t *Table) With(more ...dialect.Dialect) (*Table, error) {
 	maps.Copy(own, t.own)
 	next := &Table{own: own, all: maps.Clone(builtinMethods())}
 	maps.Copy(next.all, own)
-	for _, m := range own {
-		next.resumes = next.resumes || m.dialect.Resume
-	}
 	return next, nil
 }
 
@@ -147,12 +142,8 @@ func newMethod(d dialect.Dialect, known map[string]*Method) (*Method, error) {
 			m.legs = base.legs
 		}
 	}
-	switch {
-	case form != nil:
+	if form != nil {
 		m.output = m.newOutputRule(form)
-	case d.Resume:
-		return nil, errors.New("resume: how output goes on elsewhere is known for methods like those of vllm.Inference, " +
-			"VllmEngine, SglangScheduler and TrtllmService only")
 	}
 	return m, nil
 }
