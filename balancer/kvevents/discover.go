@@ -9,6 +9,9 @@ import (
 	"strings"
 	"sync"
 
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
 	"github.com/warmpath/warmpath/internal/eventsource"
 	"github.com/warmpath/warmpath/internal/kvevents"
 	"github.com/warmpath/warmpath/internal/protofield"
@@ -24,7 +27,7 @@ type socket struct {
 
 // followReplica follows the sockets of a replica until the context ends.
 func followReplica(ctx context.Context, r *kvevents.Replica, src eventsource.Source) {
-	if src.Discover != "" {
+	if len(src.Discover) > 0 {
 		discover(ctx, r, src.Discover)
 		return
 	}
@@ -46,10 +49,10 @@ func followSockets(ctx context.Context, r *kvevents.Replica, all []socket) {
 }
 
 // discover asks the replica for its ZeroMQ sockets until it names some, and follows them.
-func discover(ctx context.Context, r *kvevents.Replica, method string) {
-	x := r.NewStream(method, 0)
+func discover(ctx context.Context, r *kvevents.Replica, methods []string) {
+	x := r.NewStream(methods[0], 0)
 	for b := new(kvevents.Backoff); ; {
-		all, err := sources(ctx, r, method)
+		all, err := sources(ctx, r, methods)
 		if ctx.Err() != nil {
 			return
 		}
@@ -62,14 +65,21 @@ func discover(ctx context.Context, r *kvevents.Replica, method string) {
 	}
 }
 
-// sources asks the replica for its ZeroMQ sockets. Where they name no host that can be reached it is the replica's.
-func sources(ctx context.Context, r *kvevents.Replica, method string) (all []socket, err error) {
+// sources asks the replica for its ZeroMQ sockets, by the first method that it has. If a socket names no host that can be
+// reached, its host is the replica's.
+func sources(ctx context.Context, r *kvevents.Replica, methods []string) (all []socket, err error) {
 	conn, err := r.Connect(ctx, r.Attrs.ID)
 	if err != nil {
 		return nil, err
 	}
 	var request, reply []byte
-	if err := conn.Invoke(ctx, method, &request, &reply, kvevents.CallOptions()...); err != nil {
+	for i, method := range methods {
+		err = conn.Invoke(ctx, method, &request, &reply, kvevents.CallOptions()...)
+		if status.Code(err) != codes.Unimplemented || i == len(methods)-1 {
+			break
+		}
+	}
+	if err != nil {
 		return nil, fmt.Errorf("kvevents: GetKvEventSources: %w", err)
 	}
 	host, _, err := net.SplitHostPort(r.Attrs.Address)

@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -149,25 +151,34 @@ func TestPortThatCannotListen(t *testing.T) {
 // control is a connection to an engine that reports its sources.
 type control struct {
 	grpc.ClientConnInterface
-	reply []byte
-	fails int
+	method string // the only one that it has
+	reply  []byte
+	fails  int
 }
 
 func (c *control) Invoke(_ context.Context, method string, _, reply any, _ ...grpc.CallOption) error {
 	if c.fails--; c.fails >= 0 {
 		return errors.New("not yet")
 	}
-	if method == "/vllm.Control/GetKvEventSources" {
-		*reply.(*[]byte) = c.reply
+	if method != c.method {
+		return status.Error(codes.Unimplemented, "unknown service")
 	}
+	*reply.(*[]byte) = c.reply
 	return nil
 }
 
+// vLLM names its sources by vllm.KvTransfer, before that by vllm.Control.
 func TestManagerAsksTheEngineForItsSources(t *testing.T) {
+	for _, method := range []string{"/vllm.KvTransfer/GetKvEventSources", "/vllm.Control/GetKvEventSources"} {
+		t.Run(method, func(t *testing.T) { testSources(t, method) })
+	}
+}
+
+func testSources(t *testing.T, method string) {
 	p := newPublisher(t)
 	p.publish(one(t, 0), false)
 	source := append(append(field(1, "zmq"), field(2, "tcp://"+p.address(0))...), field(4, "tcp://"+p.address(1))...)
-	conn := &control{reply: field(1, string(source)), fails: 1}
+	conn := &control{method: method, reply: field(1, string(source)), fails: 1}
 	var got recorded
 	m := kvevents.NewManager(kvevents.Options{Sink: got.sink, Connect: func(context.Context, string) (grpc.ClientConnInterface, error) { return conn, nil }})
 	defer m.Close()

@@ -36,8 +36,10 @@ type Source struct {
 	Topic string
 	// Ranks is how many data-parallel ranks there are, at least 1.
 	Ranks int
-	// Subscribe and Discover are full gRPC methods: of the stream of events, and of the list of sources.
-	Subscribe, Discover string
+	// Subscribe is the full gRPC method of the stream of events.
+	Subscribe string
+	// Discover are the full gRPC methods of the list of sources: each is for engines that do not have the one before.
+	Discover []string
 }
 
 // Methods by the names that kv_events has for them.
@@ -49,9 +51,9 @@ var (
 		"trtllm":     "/trtllm.TrtllmService/SubscribeKvEvents",
 		"openengine": "/openengine.v1.Control/SubscribeKvEvents",
 	}
-	discoverMethods = map[string]string{
-		"vllm":       "/vllm.Control/GetKvEventSources",
-		"openengine": "/openengine.v1.Control/GetKvEventSources",
+	discoverMethods = map[string][]string{
+		"vllm":       {"/vllm.KvTransfer/GetKvEventSources", "/vllm.Control/GetKvEventSources"},
+		"openengine": {"/openengine.v1.Control/GetKvEventSources"},
 	}
 )
 
@@ -88,10 +90,10 @@ func (s *Source) parseEvents(events string) (err error) {
 	return s.parseZMQ(events)
 }
 
-func method(of map[string]string, name string) (string, error) {
+func method[M any](of map[string]M, name string) (M, error) {
 	m, ok := of[name]
 	if !ok {
-		return "", fmt.Errorf("%q is none of %s", name, strings.Join(slices.Sorted(maps.Keys(of)), ", "))
+		return m, fmt.Errorf("%q is none of %s", name, strings.Join(slices.Sorted(maps.Keys(of)), ", "))
 	}
 	return m, nil
 }

@@ -25,7 +25,7 @@ func TestParse(t *testing.T) {
 		{at("grpc:vllm", "", 0), Source{Subscribe: "/vllm.grpc.engine.VllmEngine/SubscribeKvEvents", Ranks: 1}},
 		{at("grpc:tokenspeed", "", 0), Source{Subscribe: "/tokenspeed.grpc.scheduler.TokenSpeedScheduler/SubscribeKvEvents", Ranks: 1}},
 		{at("grpc:openengine", "", 2), Source{Subscribe: "/openengine.v1.Control/SubscribeKvEvents", Ranks: 2}},
-		{at("sources:vllm", "", 0), Source{Discover: "/vllm.Control/GetKvEventSources", Ranks: 1}},
+		{at("sources:vllm", "", 0), Source{Discover: []string{"/vllm.KvTransfer/GetKvEventSources", "/vllm.Control/GetKvEventSources"}, Ranks: 1}},
 	} {
 		got, err := Parse(c.attrs)
 		require.NoError(t, err, c.attrs)
@@ -62,7 +62,7 @@ func FuzzParse(f *testing.F) {
 	f.Add("tcp://a:1?topic=x", "tcp://b:2", 3)
 	f.Fuzz(func(t *testing.T, events, replay string, ranks int) {
 		src, err := Parse(policy.Attributes{KVEvents: events, KVEventsReplay: replay, Ranks: ranks})
-		if err == nil && (src.Ranks < 1 || src.Address == "" && src.Subscribe == "" && src.Discover == "") {
+		if err == nil && (src.Ranks < 1 || src.Address == "" && src.Subscribe == "" && len(src.Discover) == 0) {
 			t.Fatalf("%q: %+v", events, src)
 		}
 	})
