@@ -70,7 +70,7 @@ func (d *deployment) received(data []byte) error {
 	var routes []router.Route
 	var changes []policy.CacheChange
 	d.update(func(own *sources) (moves bool) {
-		x := d.peers.received(u, len(data), d.now())
+		x := d.peers.received(u, len(data), &d.roster, d.now())
 		if x == nil {
 			return false
 		}

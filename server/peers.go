@@ -77,22 +77,24 @@ func (l *peerLine) add(o peerLine, sign int64) {
 type peerServer struct {
 	origin, epoch, config string
 
-	sequence uint64
-	synced   bool              // no sequence is missed
-	filling  bool              // a snapshot is being applied
-	lacks    bool              // it had a replica before this server, which left out what it published of the cache
-	asked    time.Time         // when a snapshot was requested
-	since    time.Time         // when it was met
-	counts   bool              // as a follower
-	at       time.Time         // of its last update
-	missing  map[string]bool   // replicas whose heartbeats had no description here, and led to a request for a snapshot
-	ids      map[uint32]string // replicas by its numbers
-	has      map[string]bool   // those that it has had, by id
-	lines    map[string]peerLine
+	sequence  uint64
+	synced    bool              // no sequence is missed
+	filling   bool              // a snapshot is being applied
+	lacks     bool              // it had a replica before this server, which left out what it published of the cache
+	asked     time.Time         // when a snapshot was requested
+	since     time.Time         // when it was met
+	counts    bool              // as a follower
+	at        time.Time         // of its last update
+	missing   map[string]bool   // replicas whose heartbeats had no description here, and led to a request for a snapshot
+	ids       map[uint32]string // replicas by its numbers
+	has       map[string]bool   // those that it has had, by id
+	dropped   bool              // names were left out: too many of them were no members here
+	strangers int               // those of has that were no members here when they were named
+	lines     map[string]peerLine
 }
 
 // received enters an update of so many bytes, and returns its sender, or nil where its contents are no news.
-func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *peerServer {
+func (p *peers) received(u *warmpathv1.PeerUpdate, size int, of *roster, now time.Time) *peerServer {
 	p.receivedBytes += uint64(size)
 	x := p.known[u.GetEpoch()]
 	switch {
@@ -113,7 +115,7 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *pee
 		p.clear(x)
 		clear(x.ids)
 		clear(x.has)
-		x.synced, x.filling, x.lacks = true, true, false
+		x.synced, x.filling, x.lacks, x.dropped, x.strangers = true, true, false, false, 0
 	case !x.synced:
 		return nil
 	case !follows:
@@ -128,7 +130,7 @@ func (p *peers) received(u *warmpathv1.PeerUpdate, size int, now time.Time) *pee
 		return nil // it is known
 	}
 	x.sequence = u.GetSequence()
-	p.enter(x, u)
+	p.enter(x, u, of)
 	return x
 }
 
@@ -145,23 +147,45 @@ func (p *peers) meet(u *warmpathv1.PeerUpdate, now time.Time) *peerServer {
 	return x
 }
 
+// maxStrangers bounds the replicas that another server names and that are not members here.
+const maxStrangers = 10_000
+
+// name enters the name of a replica, unless there are too many that are no members.
+func (p *peers) name(x *peerServer, r *warmpathv1.PeerReplica, of *roster) {
+	id := r.GetId()
+	stranger := of.byID[id] == nil && !x.has[id]
+	_, again := x.ids[r.GetNumber()]
+	switch {
+	case id == "" || len(id) > maxName:
+		return
+	case stranger && x.strangers >= maxStrangers, !again && len(x.ids) >= 2*len(of.order)+maxDepartures+maxStrangers:
+		x.dropped = true
+		return
+	case stranger:
+		x.strangers++
+	}
+	x.ids[r.GetNumber()] = id
+	p.moved = p.moved || x.counts && !x.has[id]
+	x.has[id] = true
+}
+
 // enter applies names, load and config of an update.
-func (p *peers) enter(x *peerServer, u *warmpathv1.PeerUpdate) {
+func (p *peers) enter(x *peerServer, u *warmpathv1.PeerUpdate, of *roster) {
 	for _, r := range u.GetNamed() {
-		x.ids[r.GetNumber()] = r.GetId()
-		p.moved = p.moved || x.counts && !x.has[r.GetId()]
-		x.has[r.GetId()] = true
+		p.name(x, r, of)
 	}
 	ongoing, tokens, cached := u.GetLoads().GetOngoing(), u.GetLoads().GetQueuedTokens(), u.GetCachedTokens()
 	if n := len(u.GetLoads().GetReplicas()); len(ongoing) == n && len(tokens) == n && len(cached) == n {
 		for i, number := range u.GetLoads().GetReplicas() {
-			p.set(x, x.ids[number], peerLine{
-				replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))},
-				int64(min(cached[i], maxTokens)),
-			})
+			if id := x.ids[number]; id != "" {
+				p.set(x, id, peerLine{
+					replicaLoad{int64(min(ongoing[i], maxOngoing)), int64(min(tokens[i], maxTokens))},
+					int64(min(cached[i], maxTokens)),
+				})
+			}
 		}
 	}
-	if c := u.GetConfig(); c != "" && c != x.config {
+	if c := u.GetConfig(); c != "" && len(c) <= maxName && c != x.config {
 		x.config = c
 		if c != p.config {
 			p.log.Warn("warmpath: another server has another config of this deployment", "peer", x.origin)
@@ -239,7 +263,7 @@ func (p *peers) first(key string, now time.Time, may func(*peerServer) bool) boo
 // are of replicas that have left.
 func (p *peers) joined(of *roster, fresh []*member) {
 	for _, x := range p.known {
-		x.lacks = x.lacks || len(x.ids) > 2*len(of.order)+maxDepartures
+		x.lacks = x.lacks || x.dropped && len(fresh) > 0 || len(x.ids) > 2*len(of.order)+maxDepartures
 		for _, m := range fresh {
 			x.lacks = x.lacks || x.has[m.ID]
 		}

@@ -405,6 +405,37 @@ func TestClusterCountsWhatIsTooLarge(t *testing.T) {
 	require.Equal(t, map[string]replicaLoad{"a": {3, 700}}, shown(c.servers[1], exactView))
 }
 
+// What another server names is bounded, whatever it names. Its own replicas count all the same.
+func TestClusterBoundsTheNamesOfOthers(t *testing.T) {
+	c := newCluster(t, 2, clustered)
+	c.ticks(25)
+	d := c.servers[1]
+	for i := range uint64(30) {
+		u := &warmpathv1.PeerUpdate{Epoch: "stranger", Sequence: i + 1, Loads: new(warmpathv1.Loads)}
+		for k := range uint32(1000) {
+			n := uint32(i)*1000 + k + 10
+			u.Named = append(u.Named, &warmpathv1.PeerReplica{Number: n, Id: fmt.Sprint("unknown", n)})
+			appendLoad(u.Loads, n, replicaLoad{1, 1})
+			u.CachedTokens = append(u.CachedTokens, 0)
+		}
+		if i == 29 {
+			u.Named = append(u.Named, &warmpathv1.PeerReplica{Number: 1, Id: "a"}, &warmpathv1.PeerReplica{Number: 2, Id: strings.Repeat("x", 1000)})
+			appendLoad(u.Loads, 1, replicaLoad{4, 800})
+			u.CachedTokens = append(u.CachedTokens, 0)
+		}
+		data, err := proto.Marshal(u)
+		require.NoError(t, err)
+		require.NoError(t, d.received(data))
+	}
+	x := d.peers.known["stranger"]
+	require.Len(t, x.has, maxStrangers+1)
+	require.Len(t, x.ids, maxStrangers+1)
+	require.Len(t, d.peers.total, maxStrangers+1)
+	c.advance(100 * time.Millisecond)
+	d.tick(c.now())
+	require.Equal(t, map[string]replicaLoad{"a": {4, 800}}, shown(d, exactView))
+}
+
 // What is packed is what was to be packed, in parts of bounded size.
 func TestPacked(t *testing.T) {
 	u := &warmpathv1.PeerUpdate{
