@@ -14,6 +14,7 @@ import (
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -84,6 +85,10 @@ deployments:
 		return all
 	}
 	require.Eventually(t, func() bool { look(); return moved["warmpath.server.polls.failed"] }, 20*time.Second, 5*time.Millisecond)
+	huge := described{Attributes: policy.Attributes{ID: "huge", Address: "10.0.0.9:1", Adapters: []string{strings.Repeat("x", maxDescription)}}}
+	f.deployment("chat").update(func(x *sources) bool { return x.resolve("", []described{huge}) })
+	for w.next().GetFleet() == nil { // the update names no replica that clients cannot be sent
+	}
 	now.advance(2 * time.Minute) // both leases have expired
 	f.tick("chat")
 	require.Eventually(t, look, 20*time.Second, 5*time.Millisecond, "%v", &moved)
