@@ -73,7 +73,9 @@ func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision) {
 	defer x.done()
 	mine := s.Choose(&x.request, v)
 	if mine.Replica != nil {
-		if s.Observer.Withdrawn != nil { // it is not sent there
+		// The prompt is not sent there, so nothing is cached there. A policy without prompts keeps what it noted, as the
+		// turn of round_robin: it would have sent the request.
+		if s.Observer.Withdrawn != nil && s.Uses&policy.UsesPrompt != 0 {
 			s.Observer.Withdrawn(&x.request, mine)
 		}
 		if mine.Replica = v.byID(mine.Replica.ID); mine.Replica != nil && !v.Available(q, mine.Replica) {
