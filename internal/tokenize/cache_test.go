@@ -93,7 +93,7 @@ func (f tokenizerFunc) Tokens(ctx context.Context, _ dialect.TokenizerInput) ([]
 func TestFlightsGoOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused, calls := errors.New("refused"), 0
-		p := &Prompts{timeout: time.Second, cache: newCache(0), logger: slog.New(slog.DiscardHandler)}
+		p := &Prompts{timeout: time.Second, cache: newCache(0), past: newPast(1<<20, time.Now), logger: slog.New(slog.DiscardHandler)}
 		ask := func(ctx context.Context) error {
 			_, err := p.Tokenize(ctx, &policy.Request{Prompt: policy.Prompt{Text: "one prompt"}})
 			return err
@@ -137,7 +137,7 @@ func TestFlightsGoOn(t *testing.T) {
 func TestWaitIsOneTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hung := tokenizerFunc(func(ctx context.Context) ([]uint32, error) { <-ctx.Done(); return nil, ctx.Err() })
-		p := &Prompts{tokenizer: hung, timeout: time.Second, cache: newCache(0), logger: slog.New(slog.DiscardHandler)}
+		p := &Prompts{tokenizer: hung, timeout: time.Second, cache: newCache(0), past: newPast(1<<20, time.Now), logger: slog.New(slog.DiscardHandler)}
 		began := time.Now()
 		var wg sync.WaitGroup
 		for i := range 10 {
