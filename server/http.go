@@ -19,7 +19,6 @@ import (
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/httpendpoint"
 	"github.com/warmpath/warmpath/internal/page"
-	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
 // maxHeaderBytes bounds the head of a request, as for gRPC.
@@ -39,7 +38,7 @@ func (s *Server) openHTTP(c *Config) {
 	if c.HTTP.Listen == "" {
 		return
 	}
-	h := httpendpoint.NewHandler(c.HTTP, services{Server: s}, s.serving)
+	h := httpendpoint.NewHandler(c.HTTP, frontend{services{Server: s}}, s.serving)
 	shown := s.openPage(c)
 	mux := http.NewServeMux()
 	mux.Handle(httpendpoint.HealthPath, h) // for load balancers, which have no token
@@ -80,7 +79,7 @@ func (s *Server) ServeRoutes(lis net.Listener) error {
 // openPage makes the page, which keeps what its charts show from then on. It returns its handler behind the principals.
 func (s *Server) openPage(c *Config) http.Handler {
 	p := page.New(frontend{services{Server: s}}, page.Options{
-		Sessions: requestkey.NewSessionKeys(httpendpoint.HeaderSession), MaxBody: c.HTTP.MaxBodyBytes, Until: s.draining,
+		MaxBody: c.HTTP.MaxBodyBytes, Until: s.draining,
 	})
 	ctx := context.WithValue(s.draining, principalKey{}, s.authenticator.unrestricted)
 	s.recording.Go(func() { p.Record(ctx) })
@@ -141,8 +140,8 @@ var unnamed = sync.OnceValue(func() endpoint.Reading {
 })
 
 // Reading implements [endpoint.Host].
-func (h frontend) Reading(ctx context.Context, deployment string) endpoint.Reading {
-	d, err := h.named(h.principalOf(ctx), deployment)
+func (h frontend) Reading(ctx context.Context, deployment, model string) endpoint.Reading {
+	d, _, _, err := h.meant(h.principalOf(ctx), deployment, model)
 	if err != nil {
 		return unnamed()
 	}

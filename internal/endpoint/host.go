@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
@@ -37,15 +38,26 @@ type Host interface {
 	GetStatus(context.Context, *warmpathv1.GetStatusRequest) (*warmpathv1.GetStatusResponse, error)
 	// Deployments are the names of those that the caller may use, in order.
 	Deployments(context.Context) []string
-	// Reading is that of a deployment, "" = the only one; without one it is that of a config without fields.
-	Reading(ctx context.Context, deployment string) Reading
+	Reader
+}
+
+// A Reader knows how requests of its deployments are read.
+type Reader interface {
+	// Reading is that of a deployment, "" = the model's, or the only one; without one it is that of a config without
+	// fields.
+	Reading(ctx context.Context, deployment, model string) Reading
 }
 
 // A Reading is how requests of a deployment are read.
 type Reading struct {
 	Sessions *requestkey.SessionKeys
+	// Route has these keys, and x-session-id behind them: HAProxy and scripts send that whatever the client's header is.
+	Route    *requestkey.SessionKeys
 	Dialects *requestkey.Table
 }
+
+// HeaderSession has the session of a request on [Reading.Route].
+const HeaderSession = "x-session-id"
 
 // NewReading returns that of a config.
 func NewReading(c policy.Config) (r Reading, err error) {
@@ -56,8 +68,10 @@ func NewReading(c policy.Config) (r Reading, err error) {
 	if r.Dialects, err = requestkey.NewTable(all...); err != nil {
 		return r, err
 	}
-	if r.Sessions = new(requestkey.SessionKeys); c.SessionKeys == nil || len(c.SessionKeys) > 0 { // else there are none
+	r.Sessions, r.Route = new(requestkey.SessionKeys), new(requestkey.SessionKeys)
+	if c.SessionKeys == nil || len(c.SessionKeys) > 0 { // else there are none
 		r.Sessions = requestkey.NewSessionKeys(c.SessionKeys...)
+		r.Route = requestkey.NewSessionKeys(append(slices.Clip(c.WithDefaults().SessionKeys), HeaderSession)...)
 	}
 	return r, err
 }

@@ -2,6 +2,7 @@ package endpoint
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -33,14 +34,18 @@ const (
 	BodyUnreadable BodyState = "unreadable" // nothing: it is no JSON object
 )
 
-// Question is the request for a replica, without a deployment and a mode. Its prompt aliases the body.
-func (c *Call) Question(sessions *requestkey.SessionKeys) (*warmpathv1.ChooseReplicaRequest, BodyState, error) {
+// Question is the request for a replica, without a deployment and a mode. Its prompt aliases the body. A session in a
+// header, by the keys of a model's deployment, comes before one in the body; nil = headers have none.
+func (c *Call) Question(keysOf func(model string) *requestkey.SessionKeys) (*warmpathv1.ChooseReplicaRequest, BodyState, error) {
 	var k policy.Request
-	sessions.In(c.Headers, &k)
 	if ids := c.Headers("x-request-id"); len(ids) > 0 {
 		k.ID = routerstate.SessionKey(ids[0])
 	}
 	state, err := c.read(&k)
+	if inBody := k.Session; keysOf != nil {
+		keysOf(k.Model).In(c.Headers, &k)
+		k.Session = cmp.Or(k.Session, inBody)
+	}
 	key := &warmpathv1.RequestKey{
 		RequestId: routerstate.SessionKey(k.ID), Session: k.Session,
 		ParentSession: k.Parent(), SessionFinal: k.State().Final, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,

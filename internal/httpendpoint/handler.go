@@ -48,8 +48,9 @@ const (
 
 // Headers of a request, beside X-Request-Id.
 const (
-	// HeaderSession has the session, in any case, with - and _ alike. The headers of agents are read behind it.
-	HeaderSession = "x-session-id"
+	// HeaderSession has the session, in any case, with - and _ alike, if no other of the deployment's session_keys has
+	// one. The headers of agents are read behind it.
+	HeaderSession = endpoint.HeaderSession
 	// HeaderDeployment names the deployment; absent = by the model, or the only one.
 	HeaderDeployment = "X-Warmpath-Deployment"
 	// HeaderExclude lists the ids of replicas that must not be picked, with commas between them.
@@ -62,17 +63,26 @@ const (
 
 // handler answers requests for a replica.
 type handler struct {
-	chooser  endpoint.Chooser
-	sessions *requestkey.SessionKeys
-	maxBody  int
+	host    Host
+	maxBody int
+}
+
+// A Host is the look-aside server.
+type Host interface {
+	endpoint.Chooser
+	endpoint.Reader
 }
 
 // NewHandler returns the handler of a valid config. serving reports whether the server takes requests.
-func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) http.Handler {
+func NewHandler(c Config, host Host, serving func() bool) http.Handler {
 	c = c.WithDefaults()
-	h := &handler{chooser: chooser, sessions: requestkey.NewSessionKeys(HeaderSession), maxBody: c.MaxBodyBytes}
+	h := &handler{host: host, maxBody: c.MaxBodyBytes}
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST "+RoutePath, h.route)
+	sameOrigin := http.NewCrossOriginProtection() // a page of another site, in a browser near the server, may not ask
+	sameOrigin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		crossOrigin.write(w, "another site's page has sent the request")
+	}))
+	mux.Handle("POST "+RoutePath, sameOrigin.Handler(http.HandlerFunc(h.route)))
 	mux.HandleFunc(RoutePath, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Allow", http.MethodPost)
 		wrongMethod.write(w, "ask with POST")
@@ -92,16 +102,19 @@ func NewHandler(c Config, chooser endpoint.Chooser, serving func() bool) http.Ha
 
 func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	call, ctx := h.read(r)
-	q, state, err := call.Question(h.sessions)
+	deployment := r.Header.Get(HeaderDeployment)
+	q, state, err := call.Question(func(model string) *requestkey.SessionKeys {
+		return h.host.Reading(ctx, deployment, model).Route
+	})
 	w.Header().Set(HeaderBody, string(state))
 	if err != nil {
 		badRequest.write(w, err.Error())
 		return
 	}
-	q.Deployment, q.Excluded = r.Header.Get(HeaderDeployment), excluded(r.Header)
+	q.Deployment, q.Excluded = deployment, excluded(r.Header)
 	q.Pair = r.Header.Get(HeaderPair) != ""
 	q.Mode = warmpathv1.PickMode_PICK_MODE_COUNT
-	a, err := h.chooser.ChooseReplica(call.Context(ctx), q)
+	a, err := h.host.ChooseReplica(call.Context(ctx), q)
 	if err != nil {
 		refuse(w, err)
 		return
@@ -190,6 +203,7 @@ type refusal endpoint.Refusal
 var (
 	badRequest   = refusal{http.StatusBadRequest, "invalid_request"}
 	unknownPath  = refusal{http.StatusNotFound, "unknown_path"}
+	crossOrigin  = refusal{http.StatusForbidden, "cross_origin"}
 	wrongMethod  = refusal{http.StatusMethodNotAllowed, "method_not_allowed"}
 	noAddress    = refusal{http.StatusServiceUnavailable, "no_address"} // the replica has no host and port
 	shuttingDown = refusal{http.StatusServiceUnavailable, "shutting_down"}

@@ -41,6 +41,18 @@ func (o *oracle) ChooseReplica(_ context.Context, r *warmpathv1.ChooseReplicaReq
 	return o.answer, o.err
 }
 
+func (o *oracle) Reading(_ context.Context, deployment, model string) endpoint.Reading {
+	var c policy.Config
+	if deployment == "own" || model == "own" {
+		c.SessionKeys = []string{"x-chat"}
+	}
+	r, err := endpoint.NewReading(c)
+	if err != nil {
+		panic(err)
+	}
+	return r
+}
+
 func (o *oracle) question() *warmpathv1.ChooseReplicaRequest {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -209,6 +221,40 @@ func TestQuestion(t *testing.T) {
 	o := &oracle{answer: chosen("h:1")}
 	ask(newHandler(t, o, nil), "", "User-Key", "no", "X_Session_Id", "yes")
 	require.Equal(t, "yes", o.question().GetKey().GetSession())
+}
+
+// The session_keys of the deployment that is named, or that serves the model, come first, and x-session-id behind them.
+func TestSessionKeys(t *testing.T) {
+	for _, tt := range []struct {
+		body    string
+		headers []string
+		want    string
+	}{
+		{"", []string{"X-Warmpath-Deployment", "own", "X-Chat", "c", "X-Session-Id", "s"}, "c"},
+		{`{"model":"own","user":"u"}`, []string{"X-Chat", "c", "X-Session-Id", "s"}, "c"},
+		{`{"model":"own","user":"u"}`, []string{"X-Session-Id", "s"}, "s"},
+		{`{"model":"own","user":"u"}`, nil, "u"},
+		{`{"model":"other","user":"u"}`, []string{"X-Chat", "c"}, "u"},
+	} {
+		o := &oracle{answer: chosen("h:1")}
+		require.Equal(t, http.StatusOK, ask(newHandler(t, o, nil), tt.body, tt.headers...).Code)
+		require.Equal(t, tt.want, o.question().GetKey().GetSession(), "%v", tt)
+	}
+}
+
+// A page of another site gets no answer. Programs send no such headers.
+func TestOtherSites(t *testing.T) {
+	for _, headers := range [][]string{
+		{"Sec-Fetch-Site", "cross-site", "Origin", "https://elsewhere.example"},
+		{"Sec-Fetch-Site", "same-site", "Origin", "http://other.example"},
+		{"Origin", "https://elsewhere.example"},
+	} {
+		o := &oracle{answer: chosen("h:1")}
+		w := ask(newHandler(t, o, nil), `{"user":"u"}`, headers...)
+		require.Equal(t, http.StatusForbidden, w.Code)
+		require.Equal(t, "cross_origin", w.Header().Get(HeaderReason))
+		require.Nil(t, o.question())
+	}
 }
 
 // The part of a body that arrived decides, and the answer shows that it was not whole.

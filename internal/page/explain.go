@@ -55,7 +55,7 @@ func (p *Page) answer(r *http.Request, q *question) error {
 	if strings.HasPrefix(strings.TrimSpace(q.Prompt), "{") {
 		call.Body = []byte(q.Prompt)
 	}
-	ask, _, err := call.Question(p.options.Sessions)
+	ask, _, err := call.Question(nil)
 	if err != nil {
 		return status.Error(codes.InvalidArgument, err.Error())
 	}

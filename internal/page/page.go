@@ -18,7 +18,6 @@ import (
 
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/pause"
-	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -34,8 +33,6 @@ type Host interface {
 
 // Options configure a [Page].
 type Options struct {
-	// Sessions finds the session of an OpenAI request.
-	Sessions *requestkey.SessionKeys
 	// MaxBody bounds the body of a question, in bytes.
 	MaxBody int
 	// Until ends when streams are to end.

@@ -15,7 +15,6 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/internal/requestkey"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -43,8 +42,7 @@ func (f *fixed) Principal(*http.Request) string { return "" }
 
 func newPage(t *testing.T, f *fixed) *Page {
 	t.Helper()
-	sessions := requestkey.NewSessionKeys("x-session-id")
-	return New(f, Options{Sessions: sessions, MaxBody: 1 << 20, Until: t.Context()})
+	return New(f, Options{MaxBody: 1 << 20, Until: t.Context()})
 }
 
 // statusAt is a status after s seconds: a hundred decisions and a thousand prompt tokens each.

@@ -85,7 +85,7 @@ func (x *exchange) take(m *message) error {
 // begin reads how the request is to be read, and where it may go.
 func (x *exchange) begin(m *message) {
 	x.begun, x.headers = true, m.headers
-	x.reading = x.host.Reading(x.stream.Context(), x.options.Deployment)
+	x.reading = x.host.Reading(x.stream.Context(), x.options.Deployment, "")
 	if strings.HasPrefix(x.headers.get("content-type"), "application/grpc") {
 		x.method = x.reading.Dialects.Lookup(x.headers.get(":path"))
 	}
@@ -221,7 +221,7 @@ func (x *exchange) reserve(cut bool) error {
 		call.Body, _, whole = firstMessage(x.body)
 		call.Cut = !whole
 	}
-	q, state, err := call.Question(x.reading.Sessions)
+	q, state, err := call.Question(x.sessionKeys)
 	switch {
 	case err != nil:
 		return status.Error(codes.InvalidArgument, err.Error())
@@ -242,6 +242,14 @@ func (x *exchange) reserve(cut bool) error {
 		}
 	}
 	return err
+}
+
+// sessionKeys are those of the model's deployment.
+func (x *exchange) sessionKeys(model string) *requestkey.SessionKeys {
+	if model == "" || x.options.Deployment != "" {
+		return x.reading.Sessions
+	}
+	return x.host.Reading(x.stream.Context(), "", model).Sessions
 }
 
 // echo passes a chunk on.
