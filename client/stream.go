@@ -225,6 +225,9 @@ func (s *clientStream) RecvMsg(m any) error {
 func (s *clientStream) ends(err error) error {
 	o := s.owner.Load()
 	k := o.core
+	if k.call.Resume != nil {
+		k.call.Resume.Over(err)
+	}
 	k.end(err)
 	if err == nil || err == io.EOF {
 		s.over = k.at.cs

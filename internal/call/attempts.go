@@ -91,7 +91,7 @@ func (a *Attempts) Sends(msg any) {
 		once = true
 	}
 	// A patch is appended when gRPC encodes the message, since only then the replica is certain.
-	if patched := legs || b.Ranks || prioritized; !once && !patched {
+	if patched := legs || b.Ranks || prioritized; !once && !patched && c.Resume == nil { // which notes what comes
 		return
 	}
 	a.coded = true

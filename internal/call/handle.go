@@ -67,6 +67,7 @@ type Handle struct {
 	bound     atomic.Pointer[Binding]
 	budget    budget
 	resumable atomic.Int64    // bytes that streams which may go on elsewhere keep
+	learned   atomic.Uint32   // streams that have ended and may have gone on elsewhere
 	ends      requestkey.Ends // of outputs
 
 	ever            atomic.Bool // a balancer has met this handle

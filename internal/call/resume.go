@@ -1,9 +1,11 @@
 package call
 
 import (
+	"io"
 	"sync/atomic"
 
 	"go.opentelemetry.io/otel/trace"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
@@ -17,6 +19,10 @@ type Resume struct {
 	call   *Call
 	output atomic.Pointer[requestkey.Output] // nil = the stream does not go on elsewhere
 	size   int64                             // of what is kept, in bytes
+
+	// The goroutine of RecvMsg uses the fields below.
+	replies replies // messages that the output does not have yet
+	moved   bool    // the stream goes on elsewhere: each message is read as it comes
 }
 
 const (
@@ -55,6 +61,17 @@ func (r *Resume) Received(msg any) (deliver bool) {
 	if o == nil {
 		return true
 	}
+	if !r.moved && r.replies.deliver(msg) {
+		if r.replies.end > maxLog {
+			r.catchUp(o)
+		}
+		return true
+	}
+	return r.read(o, msg)
+}
+
+// read has the output take in a message. It reports whether the application is to have it.
+func (r *Resume) read(o *requestkey.Output, msg any) bool {
 	deliver, useless := o.Read(msg)
 	if useless {
 		r.forget()
@@ -62,10 +79,33 @@ func (r *Resume) Received(msg any) (deliver bool) {
 	return deliver
 }
 
+// catchUp has the output take in the messages that came so far.
+func (r *Resume) catchUp(o *requestkey.Output) {
+	r.replies.read(func(m proto.Message) { r.read(o, m) })
+}
+
+// Over frees memory after the last message of a stream that ended with err. Some outputs that ended in order are read
+// all the same: their last ids tell how outputs of the model end.
+func (r *Resume) Over(err error) {
+	if n := r.call.handle.learned.Add(1); err == io.EOF && !r.moved && (n <= firstLearned || n%laterLearned == 0) {
+		if o := r.output.Load(); o != nil {
+			r.catchUp(o)
+		}
+	}
+	r.replies.free()
+}
+
+// firstLearned is how many of the channel's first outputs are read, and laterLearned every how many later.
+const firstLearned, laterLearned = 8, 128
+
 // Complete reports whether a stream that broke with err has had its last message, so that it lacks its status alone.
 func (r *Resume) Complete(err error) bool {
 	o := r.output.Load()
-	return o != nil && o.Ended() && interrupts(err)
+	if o == nil {
+		return false
+	}
+	r.catchUp(o)
+	return o.Ended() && interrupts(err)
 }
 
 // Next reserves a replica, or two, for another attempt of a stream that broke with err. It returns the request message
@@ -93,6 +133,7 @@ func (r *Resume) follows(msg any) bool {
 	if policy.Limit(c.resumed) >= c.handle.bound.Load().Config.MaxResumes || c.resumed > 0 && !c.Attempts.retry() {
 		return false
 	}
+	r.moved = true
 	c.Attempts.next()
 	c.Attempts.Sends(msg)
 	c.mu.Lock()
