@@ -75,6 +75,9 @@ func poolOf(u *unstructured.Unstructured) pool {
 	ports, _, _ := unstructured.NestedSlice(u.Object, "spec", "targetPorts")
 	for _, port := range ports {
 		fields, _ := port.(map[string]any)
+		if role, _, _ := unstructured.NestedString(fields, "role"); role != "" && role != "Serving" {
+			continue // of another use: no gateway sends requests there
+		}
 		number, _, _ := unstructured.NestedInt64(fields, "number")
 		p.ports = append(p.ports, strconv.FormatInt(number, 10))
 	}

@@ -119,6 +119,12 @@ func TestPoolReplicas(t *testing.T) {
 			want: []policy.Attributes{replica("a", "10.0.0.1", "8000"), replica("a", "10.0.0.1", "8001")},
 		},
 		{
+			name: "ports of other roles", pool: strings.Replace(onePort, `{"number": 8000}`,
+				`{"number": 9000, "role": "Metrics"}, {"number": 8000, "role": "Serving"}, {"number": 8001, "role": ""}`, 1),
+			pods: []*corev1.Pod{aPod("a", "10.0.0.1")},
+			want: []policy.Attributes{replica("a", "10.0.0.1", "8000"), replica("a", "10.0.0.1", "8001")},
+		},
+		{
 			name: "active ports", pool: two,
 			pods: []*corev1.Pod{aPod("a", "10.0.0.1", annotated(activePorts, "8001, 9000,x")), aPod("b", "10.0.0.2", annotated(activePorts, ""))},
 			want: []policy.Attributes{replica("a", "10.0.0.1", "8001")},
