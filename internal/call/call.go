@@ -350,7 +350,8 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 		app = nil // it cannot be distinguished from the attempt's
 	}
 	b.Telemetry.Decided(ctx, app, b.Policy, q, d)
-	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && !keyless(q.Method) {
+	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && !keyless(q.Method) &&
+		!b.Dialects.Beside(q.Method) {
 		b.NoKey(b, q.Method)
 	}
 	if c.route != nil && c.route.Report != nil {

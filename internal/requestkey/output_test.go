@@ -227,3 +227,15 @@ func TestOutputThatIsOver(t *testing.T) {
 	deliver, useless := output.Read(marshal(t, build(t, nil, smgChunk(1, 11)...)))
 	require.True(t, deliver && useless, "a message that is not decoded")
 }
+
+// Methods beside those that generate, in the services of engines, carry no prompt. Of other services that is not known.
+func TestMethodsBesideTheOnesWithPrompts(t *testing.T) {
+	table := mustTable(t, dialect.Dialect{Methods: []string{"/my.Service/Generate"}, Tokens: "1"})
+	for method, want := range map[string]bool{
+		smgMethod: false, "/vllm.grpc.engine.VllmEngine/GetModelInfo": true, "/vllm.grpc.engine.VllmEngine/HealthCheck": true,
+		"/sglang.grpc.scheduler.SglangScheduler/GetServerInfo": true, "/my.Service/Generate": false, "/my.Service/Other": false,
+		"/other.Service/Method": false, "": false, "/": false, "nonsense": false,
+	} {
+		require.Equal(t, want, table.Beside(method), method)
+	}
+}

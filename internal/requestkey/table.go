@@ -85,6 +85,21 @@ func (t *Table) Lookup(method string) *Method {
 	return all[""]
 }
 
+// Beside reports whether a method has no dialect, and is one of a service that is built in: it carries no prompt, as
+// GetModelInfo.
+func (t *Table) Beside(method string) bool {
+	service := method[:strings.LastIndexByte(method, '/')+1]
+	if len(service) < 2 || t.Lookup(method) != t.Lookup("") {
+		return false
+	}
+	for known := range builtinMethods() {
+		if strings.HasPrefix(known, service) {
+			return true
+		}
+	}
+	return false
+}
+
 // A Method reads the messages of the methods of one dialect. Safe for concurrent
 // use.
 type Method struct {
