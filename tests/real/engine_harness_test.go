@@ -57,6 +57,7 @@ type engine struct {
 
 	// The server's process, whose id is that of the process group of all the engine's processes; pid 0 = not started.
 	started
+	seen map[int]bool // the engine's processes when they were last looked for
 	conn *grpc.ClientConn
 }
 
@@ -104,7 +105,7 @@ func newEngine(env environment, logs, name string, s setup) *engine {
 			"--host", "127.0.0.1", "--port", strconv.Itoa(ports[0]),
 		}, flags...)
 	}
-	e.variables = map[string]string{"VLLM_NIXL_SIDE_CHANNEL_PORT": strconv.Itoa(side)}
+	e.variables = map[string]string{"VLLM_NIXL_SIDE_CHANNEL_PORT": strconv.Itoa(side), "VLLM_LOG_STATS_INTERVAL": "1"}
 	return e
 }
 
@@ -198,12 +199,15 @@ type process struct {
 	name string
 }
 
-// processes are those of the engine's process group.
+// processes are the engine's: its process group, and all descendants, which vllm-rs puts in groups of their own. Those
+// that were seen before are found after their parents have ended, too.
 func (e *engine) processes() (all []process) {
 	stats, err := filepath.Glob("/proc/[0-9]*/stat")
 	if err != nil || e.pid == 0 {
 		return nil
 	}
+	type stat struct{ id, parent, group int }
+	var living []stat
 	for _, path := range stats {
 		text, err := os.ReadFile(path)
 		if err != nil {
@@ -211,18 +215,38 @@ func (e *engine) processes() (all []process) {
 		}
 		// Behind the name, which stands in brackets: state, parent, process group.
 		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-		if fields[0] == "Z" || fields[2] != strconv.Itoa(e.pid) {
+		if fields[0] == "Z" {
 			continue
 		}
-		id, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-		words, _ := os.ReadFile(filepath.Join(filepath.Dir(path), "cmdline"))
+		s := stat{}
+		s.id, _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		s.parent, _ = strconv.Atoi(fields[1])
+		s.group, _ = strconv.Atoi(fields[2])
+		living = append(living, s)
+	}
+	before := e.seen
+	e.seen = make(map[int]bool)
+	for found := true; found; {
+		found = false
+		for _, s := range living {
+			if !e.seen[s.id] && (s.group == e.pid || before[s.id] || e.seen[s.parent]) {
+				e.seen[s.id], found = true, true
+			}
+		}
+	}
+	for id := range e.seen {
+		words, _ := os.ReadFile(fmt.Sprint("/proc/", id, "/cmdline"))
 		all = append(all, process{id: id, name: string(words)})
 	}
 	return all
 }
 
 // killServer ends the server's process with SIGKILL. Its engine cores notice it some seconds later.
-func (e *engine) killServer() { _ = syscall.Kill(e.pid, syscall.SIGKILL); <-e.ended }
+func (e *engine) killServer() {
+	e.processes() // the children that are left
+	_ = syscall.Kill(e.pid, syscall.SIGKILL)
+	<-e.ended
+}
 
 // killCores ends the engine cores with SIGKILL; the server lives on.
 func (e *engine) killCores() { e.signalCores(syscall.SIGKILL) }
@@ -245,15 +269,17 @@ func (e *engine) end() {
 	if e.pid == 0 {
 		return
 	}
-	_ = syscall.Kill(-e.pid, syscall.SIGKILL)
-	<-e.ended
-	for len(e.processes()) > 0 { // the kernel takes a moment to end killed processes
+	for all := e.processes(); len(all) > 0; all = e.processes() { // the kernel takes a moment to end killed processes
+		for _, p := range all {
+			_ = syscall.Kill(p.id, syscall.SIGKILL)
+		}
 		time.Sleep(time.Millisecond)
 	}
+	<-e.ended
 	if e.conn != nil {
 		_ = e.conn.Close()
 	}
-	e.pid = 0
+	e.pid, e.seen = 0, nil
 }
 
 // restart starts the engine again, whatever is left of it.

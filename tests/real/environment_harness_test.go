@@ -17,13 +17,14 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(suite{m}) }
 
-// suite ends the shared engines after the tests.
+// suite ends the shared engines after the tests, and removes the command.
 type suite struct{ *testing.M }
 
 func (s suite) Run() int {
 	code := s.M.Run()
 	endShared()
 	theLauncher.close()
+	_ = os.RemoveAll(commandDir) // nothing, if it is empty
 	return code
 }
 

@@ -81,8 +81,8 @@ func (l *launcher) read(out io.Reader) {
 		if answer.Started != 0 {
 			running[answer.Started] = make(chan struct{})
 			l.started <- started{answer.Started, running[answer.Started]}
-		} else {
-			close(running[answer.Ended])
+		} else if ended, ok := running[answer.Ended]; ok { // else it is a child that an engine has left
+			close(ended)
 			delete(running, answer.Ended)
 		}
 	}

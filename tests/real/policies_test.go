@@ -9,7 +9,6 @@ import (
 	"google.golang.org/grpc/resolver"
 	"google.golang.org/grpc/resolver/manual"
 
-	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -29,8 +28,8 @@ func plain(t testing.TB, engines []*engine) *grpc.ClientConn {
 	return conn
 }
 
-// Engines find at least 15 points more of the prompt tokens in their caches than under gRPC's round_robin, with the
-// default policy and with kv_aware and events. The answers are the same.
+// Engines find at least 15 points more of the prompt tokens in their caches than under gRPC's round_robin, with KV events
+// and without. The answers are the same.
 func TestMoreIsCachedThanUnderRoundRobin(t *testing.T) {
 	trace := conversations(36, 2)
 	played := func(open func(engines []*engine) *grpc.ClientConn) [][]answer {
@@ -41,8 +40,8 @@ func TestMoreIsCachedThanUnderRoundRobin(t *testing.T) {
 	least, want := cachedOf(t, base)+0.15, outputs(t, base)
 	t.Logf("round_robin: %.1f %% cached", 100*cachedOf(t, base))
 	for name, options := range map[string][]grpc.DialOption{
-		"default":  nil,
-		"kv_aware": {client.WithConfig(`{"kv_events":"grpc:vllm"}`), client.WithPolicy(kvaware.Config{})},
+		"predicted caches": nil,
+		"KV events":        {client.WithConfig(`{"kv_events":"grpc:vllm"}`)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ours := played(func(engines []*engine) *grpc.ClientConn { return dial(t, target(engines), options...) })

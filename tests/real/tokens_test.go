@@ -6,7 +6,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -29,10 +28,10 @@ func (c caches) computed(a answer) {
 }
 
 // inTurns holds conversations one call at a time: the first turns of all, then the second ones. Before each call it
-// waits until the channel has heard of all blocks that were stored.
-func inTurns(t *testing.T, all []conversation, ask generate, m *meter) (answers []answer) {
+// waits until the channel has heard of all blocks that were stored; held are those of the calls before. more changes
+// the requests of conversation i.
+func inTurns(t *testing.T, all []conversation, ask generate, m *meter, held caches, more ...func(i int, q *request)) (answers []answer) {
 	t.Helper()
-	held := make(caches)
 	prompts := make([][]uint32, len(all))
 	for turn := range all[0].turns {
 		for i, c := range all {
@@ -40,7 +39,11 @@ func inTurns(t *testing.T, all []conversation, ask generate, m *meter) (answers 
 				prompts[i] = c.system
 			}
 			prompts[i] = join(prompts[i], c.turns[turn])
-			a := ask(t.Context(), request{prompt: prompts[i], bound: outputTokens})
+			q := request{prompt: prompts[i], bound: outputTokens}
+			for _, f := range more {
+				f(i, &q)
+			}
+			a := ask(t.Context(), q)
 			require.NoError(t, a.err)
 			prompts[i] = join(prompts[i], a.output)
 			answers = append(answers, a)
@@ -58,9 +61,9 @@ func inTurns(t *testing.T, all []conversation, ask generate, m *meter) (answers 
 func TestExpectedCachedTokensAreTheEngines(t *testing.T) {
 	engines := shared(t)
 	m := newMeter(t)
-	conn := dial(t, target(engines), m.option, client.WithConfig(`{"kv_events":"grpc:vllm"}`), client.WithPolicy(kvaware.Config{}))
+	conn := dial(t, target(engines), m.option, client.WithConfig(`{"kv_events":"grpc:vllm"}`))
 	expected, cached, replicas := 0, 0, make(map[string]bool)
-	for i, a := range inTurns(t, conversations(36, 1), viaEngine(conn), m) {
+	for i, a := range inTurns(t, conversations(36, 1), viaEngine(conn), m, make(caches)) {
 		require.Equal(t, a.cached, a.MatchedTokens, "call %d: %+v", i, a.Decision)
 		require.Equal(t, a.cached, a.Usage.CachedTokens)
 		require.Equal(t, len(a.prompt), a.Usage.PromptTokens)

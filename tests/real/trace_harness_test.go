@@ -18,7 +18,6 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/client"
-	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
@@ -45,13 +44,13 @@ func conversations(n int, seed uint64) []conversation {
 	r := rand.New(rand.NewPCG(seed, seed))
 	var systems [4][]uint32
 	for i := range systems {
-		systems[i] = tokens(r, 200+100*i)
+		systems[i] = tokens(r, 100+100*i)
 	}
 	all := make([]conversation, n)
 	for i := range all {
 		all[i].system = systems[i%len(systems)]
 		for range 5 {
-			all[i].turns = append(all[i].turns, tokens(r, 80+r.IntN(160)))
+			all[i].turns = append(all[i].turns, tokens(r, 150+r.IntN(200)))
 		}
 	}
 	return all
@@ -107,38 +106,6 @@ func viaEngine(conn grpc.ClientConnInterface) generate {
 	}
 }
 
-// viaInference calls vllm.Inference, which reports no cached tokens.
-func viaInference(conn grpc.ClientConnInterface) generate {
-	stub := vllmpb.NewInferenceClient(conn)
-	return func(ctx context.Context, q request) (a answer) {
-		a.request = q
-		m := &vllmpb.GenerateRequest{
-			RequestId: newID(), Model: "tiny",
-			Prompt:   &vllmpb.GenerateRequest_TokenIds{TokenIds: &vllmpb.TokenIds{Ids: q.prompt}},
-			Stopping: &vllmpb.StoppingCriteria{MaxNewTokens: q.bound},
-			Kv:       &vllmpb.KvParams{CacheSalt: q.salt},
-		}
-		if q.adapter != "" {
-			m.LoraName = &q.adapter
-		}
-		begin := time.Now()
-		stream, err := stub.GenerateStream(client.WithDecision(ctx, &a.Decision), m)
-		for err == nil {
-			var m *vllmpb.GenerateResponse
-			if m, err = stream.Recv(); err == nil {
-				if a.first == 0 {
-					a.first = time.Since(begin)
-				}
-				a.output = append(a.output, m.GetOutputs().GetTokenIds()...)
-			}
-		}
-		if !errors.Is(err, io.EOF) {
-			a.err = err
-		}
-		return a
-	}
-}
-
 var ids struct {
 	sync.Mutex
 	n int
@@ -154,29 +121,28 @@ func newID() string {
 // outputTokens bounds the output of a turn.
 const outputTokens = 24
 
-// play holds conversations, so many at once, each turn by turn. It returns each conversation's answers; an error
-// ends its conversation.
+// play holds conversations, so many calls at once: the first turns of all, then the second ones, and so on, in an order
+// that changes from turn to turn. It returns each conversation's answers; an error ends its conversation.
 func play(ctx context.Context, all []conversation, atOnce int, ask generate) [][]answer {
-	answers := make([][]answer, len(all))
+	answers, prompts := make([][]answer, len(all)), make([][]uint32, len(all))
 	free := make(chan struct{}, atOnce)
-	var wg sync.WaitGroup
-	for i, c := range all {
-		free <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-free }()
-			prompt := c.system
-			for _, turn := range c.turns {
-				prompt = join(prompt, turn)
-				a := ask(ctx, request{prompt: prompt, bound: outputTokens})
-				answers[i] = append(answers[i], a)
-				if a.err != nil {
-					return
-				}
-				prompt = join(prompt, a.output)
+	for turn := range all[0].turns {
+		var wg sync.WaitGroup
+		for _, i := range rand.New(rand.NewPCG(uint64(turn), 0)).Perm(len(all)) {
+			if turn == 0 {
+				prompts[i] = all[i].system
+			} else if answers[i][len(answers[i])-1].err != nil {
+				continue
 			}
-		})
+			free <- struct{}{}
+			wg.Go(func() {
+				defer func() { <-free }()
+				a := ask(ctx, request{prompt: join(prompts[i], all[i].turns[turn]), bound: outputTokens})
+				answers[i], prompts[i] = append(answers[i], a), join(a.prompt, a.output)
+			})
+		}
+		wg.Wait()
 	}
-	wg.Wait()
 	return answers
 }
 

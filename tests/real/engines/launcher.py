@@ -2,16 +2,19 @@
 
 Each line of standard input is an order: {"log": PATH, "env": {...}, "args": [...]} starts vLLM's gRPC server with these
 arguments; with "program" it starts that program. The answer to an order is {"started": PID}; {"ended": PID} follows when the
-process ends. An engine and its children are one process group. At the end of standard input all of them are killed, so
-that they do not outlive the tests, however those end.
+process ends. An engine begins a process group. At the end of standard input all processes are killed, so that none outlives
+the tests, however those end.
 """
 
+import ctypes
 import json
 import multiprocessing
 import os
 import select
 import signal
 import sys
+
+PR_SET_CHILD_SUBREAPER = 36  # processes whose parents have ended become children of this one
 
 
 def prepare():
@@ -56,10 +59,26 @@ def ended():
         yield pid
 
 
+def descendants():
+    """Returns all processes that this one has started, directly or not."""
+    parents = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as stat:
+                parents[int(pid)] = int(stat.read().rpartition(b")")[2].split()[1])
+        except FileNotFoundError:
+            pass  # it has ended
+    found = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found - {os.getpid()}
+
+
 def main():
     say = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what vLLM prints is no answer
-    serve, running = prepare(), set()
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    serve = prepare()
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
@@ -86,13 +105,11 @@ def main():
                     sys.stdout.flush()
                     sys.stderr.flush()
                     os._exit(1)
-            running.add(pid)
             say.write(json.dumps({"started": pid}) + "\n")
-    for pid in running:
+    for pid in descendants():
         try:
-            os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-
 
 main()
