@@ -122,6 +122,10 @@ func (k *picks) choose(
 			panic(p)
 		}
 	}()
+	o := endpoint.OngoingOf(ctx)
+	if o != nil {
+		k.tells(p, o, k.hosted.Load().router.View())
+	}
 	x.q = *q
 	began := k.recorder.Picking(ctx)
 	h, err := k.pick(ctx, r, x)
@@ -144,7 +148,7 @@ func (k *picks) choose(
 	router.DropPrompt(&x.q)
 	a := k.answer(h, r, x) // before the lease is in force
 	router.Settle(&x.q)    // else the lease would keep the lists of the request
-	k.leases.hold(x, a, reserves, holdFor(r), k.now())
+	k.leases.hold(x, a, reserves, holdFor(r), k.now(), o)
 	return a, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -38,6 +39,7 @@ type lease struct {
 	prefilled bool // the prompt no longer counts
 	waits     bool // the pick waits for room
 	learns    bool // the policy learns the outcome
+	teller    teller
 
 	replica     uint32 // its number
 	q           policy.Request
@@ -68,6 +70,7 @@ type leases struct {
 	byID   map[string]*lease
 	byName map[leaseName]*lease
 	load   map[uint32]replicaLoad // of those in force by number of the replica, as if no prompt were cached
+	told   map[teller]*told
 	closed bool
 
 	expired atomic.Int64 // reservations that ended with their lease
@@ -81,7 +84,7 @@ var (
 
 func newLeases(deployment string, max func() int) leases {
 	return leases{
-		prefix: deployment + "#", max: max, load: make(map[uint32]replicaLoad),
+		prefix: deployment + "#", max: max, load: make(map[uint32]replicaLoad), told: make(map[teller]*told),
 		byID: make(map[string]*lease), byName: make(map[leaseName]*lease),
 	}
 }
@@ -148,9 +151,9 @@ func (l *leases) fail(x *lease) {
 
 // hold puts a lease into force, and gives the answer to the calls that wait for it, with the reservation if it is
 // reserved. The prompt's share of any other ends after a fifth of its length, since the end of its prefill is not
-// reported.
+// reported. o is what the caller tells of its requests, or nil.
 func (l *leases) hold(
-	x *lease, a *warmpathv1.ChooseReplicaResponse, reserved bool, length time.Duration, now time.Time,
+	x *lease, a *warmpathv1.ChooseReplicaResponse, reserved bool, length time.Duration, now time.Time, o *endpoint.Ongoing,
 ) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -172,6 +175,9 @@ func (l *leases) hold(
 	}
 	heap.Push(&l.due, x)
 	l.add(x, 1)
+	if o != nil {
+		l.tell(x, o, a.GetReplica().GetId())
+	}
 }
 
 // add adds a lease's load to the sums, or takes it off. Called with mu held.
@@ -239,6 +245,7 @@ func (l *leases) forget(x *lease) {
 		heap.Remove(&l.due, x.place)
 		l.add(x, -1)
 	}
+	l.untell(x)
 	delete(l.byID, x.id)
 	if l.byName[x.name] == x {
 		delete(l.byName, x.name)

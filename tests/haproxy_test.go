@@ -147,3 +147,23 @@ func TestHAProxyNeedsNoReason(t *testing.T) {
 	require.Equal(t, "r2", got.replica)
 	require.Empty(t, got.reason)
 }
+
+// Issue 27, §3.12: without bodies a session's turns stay on an idle fleet, and only what HAProxy has under way is load.
+func TestHAProxySessionsStayOnAnIdleFleet(t *testing.T) {
+	replicas := httpReplicas(t)
+	_, a := httpLookAside(t, replicas, "kv_aware: {}", "")
+	f := startHAProxy(t, a, a, replicas)
+	homes, moved := make(map[string]string), 0
+	for range 10 {
+		for n := range 30 {
+			session := fmt.Sprint("session ", n)
+			got := f.post(strings.NewReader(chat("x")), "X-Session-Id", session)
+			require.Equal(t, http.StatusOK, got.code)
+			if home := homes[session]; home != "" && home != got.replica {
+				moved++
+			}
+			homes[session] = got.replica
+		}
+	}
+	require.Zero(t, moved)
+}

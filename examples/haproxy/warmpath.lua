@@ -19,9 +19,26 @@ end
 
 local session_header = spelled(os.getenv("WARMPATH_SESSION") or "x-session-id")
 
+-- this_process tells HAProxy processes apart, also two on one machine.
+local this_process
+
+-- ongoing returns the requests that this process has at each server, and those that began there so far.
+local function ongoing(backend)
+    if not this_process then
+        local info = core.get_info()
+        this_process = (info["node"] or "") .. "/" .. (info["Pid"] or "")
+    end
+    local counts = {}
+    for id, server in pairs(backend.servers) do
+        local stats = server:get_stats()
+        counts[#counts + 1] = id .. "=" .. stats["scur"] .. "/" .. stats["stot"]
+    end
+    return this_process .. "; " .. table.concat(counts, ", ")
+end
+
 -- question returns the headers and the body to ask with.
-local function question(txn)
-    local headers = { ["content-type"] = { "application/json" } }
+local function question(txn, backend)
+    local headers = { ["content-type"] = { "application/json" }, ["x-warmpath-ongoing"] = { ongoing(backend) } }
     for name, values in pairs(txn.http:req_get_headers()) do
         if spelled(name) == session_header then
             headers["x-session-id"] = { values[0] }
@@ -79,7 +96,7 @@ local passed_on = { invalid_request = 400, unknown_model = 404, full = 503 }
 -- pick returns the id of a replica or nil, the reason, and what to refuse the client with or nil. Where HAProxy cannot use
 -- the replica it asks for another one, twice at most.
 local function pick(txn, backend)
-    local headers, body = question(txn)
+    local headers, body = question(txn, backend)
     local excluded, why = {}, nil
     for _ = 1, 3 do
         local status, reason, answer = post(headers, body)

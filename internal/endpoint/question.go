@@ -21,6 +21,8 @@ type Call struct {
 	Cut bool
 	// Method reads the messages of a gRPC call; nil = the body is an OpenAI request.
 	Method *requestkey.Method
+	// Ongoing is what the caller tells of its requests; nil = nothing.
+	Ongoing *Ongoing
 }
 
 // BodyState is how much of the body of a request was used.

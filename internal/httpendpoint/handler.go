@@ -4,7 +4,7 @@
 //
 // POST /internal/route picks a replica for the OpenAI request that is in the body, if there is one, and in the
 // headers. The answer is Ray Serve's: {"replica_id": …, "host": …, "port": …}. The pick adds to the load for the
-// next ten seconds, since the end of the request is not reported. GET /healthz shows whether the server takes
+// next ten seconds, since the end of the request is not reported, or until the caller's own counts show that it ended. GET /healthz shows whether the server takes
 // requests.
 //
 // # Guarantees
@@ -57,6 +57,9 @@ const (
 	HeaderExclude = "X-Warmpath-Exclude"
 	// HeaderPair, with any value, is for a request that can be sent in two legs: the answer may have a "prefill".
 	HeaderPair = "X-Warmpath-Pair"
+	// HeaderOngoing has the caller's requests by replica, as [endpoint.ParseOngoing] reads them: picks whose requests have
+	// ended are no load.
+	HeaderOngoing = "X-Warmpath-Ongoing"
 	// HeaderTruncated marks a body that the client has cut: "have/full", in bytes.
 	HeaderTruncated = "X-Body-Truncated"
 )
@@ -110,6 +113,12 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		badRequest.write(w, err.Error())
 		return
+	}
+	if text := r.Header.Get(HeaderOngoing); text != "" {
+		if call.Ongoing, err = endpoint.ParseOngoing(text); err != nil {
+			badRequest.write(w, HeaderOngoing+": "+err.Error())
+			return
+		}
 	}
 	q.Deployment, q.Excluded = deployment, excluded(r.Header)
 	q.Pair = r.Header.Get(HeaderPair) != ""
