@@ -1,6 +1,7 @@
 package rendezvous
 
 import (
+	"math"
 	"slices"
 	"sort"
 	"sync"
@@ -118,7 +119,10 @@ func (p *Popularity) Find(s *Prompt, replicas int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	requests := p.now.requests + 1 + p.before.requests
-	most := max(Few, requests/(s.replicas+min(s.replicas, spare)))
+	share := float64(requests) / float64(s.replicas+min(s.replicas, spare))
+	// By chance the turns of one conversation are above that share of few requests, and their key would change with each:
+	// a standard deviation is allowed.
+	most := max(Few, int(share+math.Sqrt(share)))
 	s.all = p.before.requests == 0 && p.thorough >= len(s.Hashes)
 	s.First = p.search(s, most, s.all)
 	if s.all {

@@ -179,8 +179,13 @@ func TestManifestsAreAccepted(t *testing.T) {
 				}
 				volumes, _ := spec["volumes"].([]any)
 				for _, v := range volumes {
-					if volume := object(v.(map[string]any)); volume.at("emptyDir") == nil {
-						find(t, all, "ConfigMap/"+volume.text("configMap", "name"))
+					volume := object(v.(map[string]any))
+					if name := volume.text("configMap", "name"); name != "" {
+						find(t, all, "ConfigMap/"+name)
+					} else if name := volume.text("secret", "secretName"); name != "" {
+						require.Contains(t, string(read(t, root+"/docs/cluster.md")), "create secret generic "+name)
+					} else {
+						require.NotNil(t, volume.at("emptyDir"), "%v", volume)
 					}
 				}
 			})
