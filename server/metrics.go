@@ -60,6 +60,10 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 	b := d.picks.recorder.Instruments()
 	observe := telemetry.Table(b, figures)
 	failed := b.Counter("warmpath.server.picks.failed", "{pick}", "Failed picks, by the gRPC status code.")
+	decisions := b.Counter("warmpath.server.decisions", "{decision}",
+		"Decisions of the server and of watching clients, by policy and reason.")
+	tokens := b.Counter("warmpath.server.prompt_tokens", "{token}",
+		"Prompt tokens of the requests that ended with usage: all, predicted to be cached, and reported as cached.")
 	replicas := b.Gauge("warmpath.server.replicas", "{replica}", "Replicas by state.")
 	ongoing := b.Gauge("warmpath.server.replica.ongoing", "{request}", "Requests under way on a replica.")
 	queued := b.Gauge("warmpath.server.replica.queued_tokens", "{token}",
@@ -68,7 +72,16 @@ func (d *deployment) watchMeters() (stop func(), err error) {
 	which := telemetry.KeyDeployment.String(d.name)
 	return b.Observe(func(o metric.Observer) {
 		observe(o, d)
-		_, failures := d.tally.counts()
+		made, failures := d.tally.counts()
+		for _, m := range made {
+			o.ObserveInt64(decisions, int64(m.GetCount()), metric.WithAttributes(which,
+				telemetry.KeyPolicy.String(m.GetPolicy()), telemetry.KeyReason.String(m.GetReason())))
+		}
+		if c, _ := d.tally.caches(""); c != nil {
+			for kind, n := range map[string]uint64{"all": c.GetPrompt(), "predicted": c.GetPredicted(), "cached": c.GetMeasured()} {
+				o.ObserveInt64(tokens, int64(n), metric.WithAttributes(which, keyState.String(kind)))
+			}
+		}
 		for _, f := range failures {
 			code := keyCode.String(codes.Code(f.GetCode()).String())
 			o.ObserveInt64(failed, int64(f.GetCount()), metric.WithAttributes(which, code))
@@ -171,6 +184,37 @@ func (t *tally) used(q *policy.Request, d *policy.Decision, u policy.Usage) {
 	t.cached.Prompt += uint64(max(u.PromptTokens, q.PromptTokens))
 	t.cached.Predicted += uint64(d.MatchedTokens)
 	t.cached.Measured += uint64(u.CachedTokens)
+}
+
+// maxReported bounds a count of a report: the sum of many clients does not overflow.
+const maxReported = 1 << 32
+
+// knownReasons are those that count by themselves in a client's report.
+var knownReasons = map[policy.Reason]bool{
+	policy.ReasonRoundRobin: true, policy.ReasonLeastOfTwo: true, policy.ReasonRing: true,
+	policy.ReasonRingFallback: true, policy.ReasonPrefixMatch: true, policy.ReasonRendezvous: true,
+	policy.ReasonRendezvousSpill: true, policy.ReasonLeastLoaded: true, policy.ReasonKVCost: true,
+	policy.ReasonKVNearTie: true, policy.ReasonDecode: true, policy.ReasonPinned: true,
+	policy.ReasonFallbackLocal: true, policy.ReasonNoKey: true, policy.ReasonRetry: true, policy.ReasonQueued: true,
+}
+
+// reported adds what a client decided by itself.
+func (t *tally) reported(policyName string, r *warmpathv1.DecisionReport) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range r.GetCounts() {
+		k := decided{policyName, policy.Reason(c.GetReason())}
+		if !knownReasons[k.reason] || t.decisions[k] == 0 && len(t.decisions) >= maxKinds {
+			k.reason = otherReason
+		}
+		if n := min(c.GetCount(), maxReported); n > 0 {
+			t.decisions[k] += n
+		}
+	}
+	prompt := min(r.GetCachedTokens().GetPrompt(), maxReported)
+	t.cached.Prompt += prompt
+	t.cached.Predicted += min(r.GetCachedTokens().GetPredicted(), prompt)
+	t.cached.Measured += min(r.GetCachedTokens().GetMeasured(), prompt)
 }
 
 // caches returns what was predicted and measured, each nil where there is nothing. shadow is the name of the shadow

@@ -147,7 +147,20 @@ func (w *watcher) listen(stream watchStream) error {
 
 // received applies the reports of one message.
 func (w *watcher) received(m *warmpathv1.WatchReplicasRequest) error {
-	return cmp.Or(w.reported(m.GetReservations()), w.showed(m.GetOutcomes()), w.routed(m.GetRoutes()))
+	return cmp.Or(w.reported(m.GetReservations()), w.showed(m.GetOutcomes()), w.routed(m.GetRoutes()),
+		w.decided(m.GetDecisions()))
+}
+
+// decided adds a client's own decisions to those of the server.
+func (w *watcher) decided(r *warmpathv1.DecisionReport) error {
+	if r == nil {
+		return nil
+	}
+	if n := len(r.GetCounts()); n > maxKinds {
+		return invalid("decisions.counts: %d reasons, at most %d may be reported", n, maxKinds)
+	}
+	w.deployment.tally.reported(w.deployment.hosted.Load().policy(), r)
+	return nil
 }
 
 // routed applies a client's report on its routes. Those of principals without trust are ignored: they cannot be

@@ -350,6 +350,9 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 		app = nil // it cannot be distinguished from the attempt's
 	}
 	b.Telemetry.Decided(ctx, app, b.Policy, q, d)
+	if !c.decidedElsewhere() {
+		b.Router.Decisions.Count(d.Reason)
+	}
 	if (d.Reason == policy.ReasonNoKey || d.Rule == policy.ReasonNoKey) && !keyless(q.Method) &&
 		!b.Dialects.Beside(q.Method) {
 		b.NoKey(b, q.Method)
@@ -376,3 +379,9 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 
 // Decision is that of the reservation.
 func (c *Call) Decision() *policy.Decision { return &c.reserved.held.Decision }
+
+// decidedElsewhere reports whether the look-aside server made the decision, and counts it.
+func (c *Call) decidedElsewhere() bool {
+	d := c.Decision()
+	return c.reserved.server != nil || d.Reason == policy.ReasonCentral || d.Rule == policy.ReasonCentral
+}

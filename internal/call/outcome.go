@@ -230,6 +230,9 @@ func (c *Call) complete() {
 		}
 		c.outcome.result.Usage.CachedTokens = -1 // those that came from the prefill leg
 	}
+	if !c.decidedElsewhere() {
+		b.Router.Decisions.Used(&c.key.request, d, c.outcome.result.Usage)
+	}
 	if server := c.reserved.server; server != nil {
 		server.Released(&c.outcome.result)
 		c.reserved.server = nil
@@ -266,8 +269,9 @@ type attempt struct {
 	Err           error
 }
 
-// NoteQuick records a quick pick. It builds a decision only where that is observed.
+// NoteQuick counts and records a quick pick. It builds a decision only where that is observed.
 func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
+	b.Router.Decisions.Count(why)
 	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
 		d := policy.To(r, why)
 		b.Telemetry.Decided(attempt, nil, b.Policy, q, &d)

@@ -33,6 +33,7 @@ type view struct {
 	mu        sync.Mutex
 	routers   []*router.Router
 	retired   router.Retired         // detached
+	decided   router.Decided         // by the Routers that are detached, and not reported
 	adopted   *warmpathv1.WatchStart // the server's incarnation, and its versions
 	members   members
 	config    string
@@ -116,6 +117,7 @@ func (v *view) detach(r *router.Router) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	r.Routes.Share(nil)
+	r.Decisions.Take(&v.decided)
 	v.routers = slices.DeleteFunc(v.routers, func(x *router.Router) bool { return x == r })
 	v.retired = append(v.retired, r)
 	nothing := make([]routerload.Peer, len(v.load.peers))
@@ -207,10 +209,12 @@ func (v *view) report(renew bool) *warmpathv1.WatchReplicasRequest {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	numbers := v.members.numbers()
+	decisions := v.decisions() // before the Routers that are retired and idle are dropped
 	return &warmpathv1.WatchReplicasRequest{
 		Reservations: v.load.ledger.report(numbers, v.ownLoad(numbers), renew),
 		Routes:       v.routes.report(v.members.named),
 		Outcomes:     v.outcomes(),
+		Decisions:    decisions,
 	}
 }
 
@@ -419,6 +423,29 @@ func (v *view) outcomes() *warmpathv1.OutcomeReport {
 	}
 	if len(report.Replicas) == 0 {
 		return nil
+	}
+	return report
+}
+
+// decisions are the sums of what the Routers decided since the last report, nil for none. Called with mu held.
+func (v *view) decisions() *warmpathv1.DecisionReport {
+	for _, r := range v.routers {
+		r.Decisions.Take(&v.decided)
+	}
+	for _, r := range v.retired {
+		r.Decisions.Take(&v.decided)
+	}
+	sums := v.decided
+	v.decided = router.Decided{}
+	if len(sums.Reasons) == 0 && sums.Prompt == 0 {
+		return nil
+	}
+	report := new(warmpathv1.DecisionReport)
+	for why, n := range sums.Reasons {
+		report.Counts = append(report.Counts, &warmpathv1.DecisionCount{Reason: string(why), Count: n})
+	}
+	if sums.Prompt > 0 {
+		report.CachedTokens = &warmpathv1.CachedTokens{Prompt: sums.Prompt, Predicted: sums.Matched, Measured: sums.Cached}
 	}
 	return report
 }

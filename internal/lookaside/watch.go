@@ -381,7 +381,7 @@ func (s *watchStream) report() {
 	if m.Reservations != nil || renew {
 		s.sent = now
 	}
-	if m.Reservations != nil || m.Routes != nil || m.Outcomes != nil {
+	if m.Reservations != nil || m.Routes != nil || m.Outcomes != nil || m.Decisions != nil {
 		_ = s.stream.Send(m)
 	}
 }

@@ -31,6 +31,8 @@ type Router struct {
 	Routes Routes
 	// Counts are of the life of the Router.
 	Counts Counts
+	// Decisions are the sums that a look-aside server is sent. The host counts what it does not decide elsewhere.
+	Decisions Decisions
 	// Load is what is under way on the replicas, of other clients above all.
 	Load *load.Tracker
 

@@ -1680,7 +1680,9 @@ type WatchReplicasRequest struct {
 	// Where it sent prompts, while the server wants to know.
 	Routes *RouteReport `protobuf:"bytes,3,opt,name=routes,proto3" json:"routes,omitempty"`
 	// What its own calls showed of replicas.
-	Outcomes      *OutcomeReport `protobuf:"bytes,5,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	Outcomes *OutcomeReport `protobuf:"bytes,5,opt,name=outcomes,proto3" json:"outcomes,omitempty"`
+	// What it decided by itself.
+	Decisions     *DecisionReport `protobuf:"bytes,6,opt,name=decisions,proto3" json:"decisions,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1743,6 +1745,68 @@ func (x *WatchReplicasRequest) GetOutcomes() *OutcomeReport {
 	return nil
 }
 
+func (x *WatchReplicasRequest) GetDecisions() *DecisionReport {
+	if x != nil {
+		return x.Decisions
+	}
+	return nil
+}
+
+// DecisionReport is what a client decided by itself since the report before, without what the server decided for it.
+type DecisionReport struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By reason; the policy is that of the deployment. Reasons that the server does not know count as "other".
+	Counts []*DecisionCount `protobuf:"bytes,1,rep,name=counts,proto3" json:"counts,omitempty"`
+	// Over the requests that ended with usage; absent = there are none.
+	CachedTokens  *CachedTokens `protobuf:"bytes,2,opt,name=cached_tokens,json=cachedTokens,proto3" json:"cached_tokens,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DecisionReport) Reset() {
+	*x = DecisionReport{}
+	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DecisionReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DecisionReport) ProtoMessage() {}
+
+func (x *DecisionReport) ProtoReflect() protoreflect.Message {
+	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DecisionReport.ProtoReflect.Descriptor instead.
+func (*DecisionReport) Descriptor() ([]byte, []int) {
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *DecisionReport) GetCounts() []*DecisionCount {
+	if x != nil {
+		return x.Counts
+	}
+	return nil
+}
+
+func (x *DecisionReport) GetCachedTokens() *CachedTokens {
+	if x != nil {
+		return x.CachedTokens
+	}
+	return nil
+}
+
 // OutcomeReport is what the calls of a client showed since the report before. At most one line a replica.
 type OutcomeReport struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1753,7 +1817,7 @@ type OutcomeReport struct {
 
 func (x *OutcomeReport) Reset() {
 	*x = OutcomeReport{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1765,7 +1829,7 @@ func (x *OutcomeReport) String() string {
 func (*OutcomeReport) ProtoMessage() {}
 
 func (x *OutcomeReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[17]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1778,7 +1842,7 @@ func (x *OutcomeReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutcomeReport.ProtoReflect.Descriptor instead.
 func (*OutcomeReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{17}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *OutcomeReport) GetReplicas() []*ReplicaOutcomes {
@@ -1809,7 +1873,7 @@ type ReplicaOutcomes struct {
 
 func (x *ReplicaOutcomes) Reset() {
 	*x = ReplicaOutcomes{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1821,7 +1885,7 @@ func (x *ReplicaOutcomes) String() string {
 func (*ReplicaOutcomes) ProtoMessage() {}
 
 func (x *ReplicaOutcomes) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[18]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1834,7 +1898,7 @@ func (x *ReplicaOutcomes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaOutcomes.ProtoReflect.Descriptor instead.
 func (*ReplicaOutcomes) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{18}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ReplicaOutcomes) GetReplica() uint32 {
@@ -1890,7 +1954,7 @@ type RouteReport struct {
 
 func (x *RouteReport) Reset() {
 	*x = RouteReport{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1902,7 +1966,7 @@ func (x *RouteReport) String() string {
 func (*RouteReport) ProtoMessage() {}
 
 func (x *RouteReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[19]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1915,7 +1979,7 @@ func (x *RouteReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RouteReport.ProtoReflect.Descriptor instead.
 func (*RouteReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{19}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *RouteReport) GetRoutes() []*Route {
@@ -1940,7 +2004,7 @@ type Route struct {
 
 func (x *Route) Reset() {
 	*x = Route{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1952,7 +2016,7 @@ func (x *Route) String() string {
 func (*Route) ProtoMessage() {}
 
 func (x *Route) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[20]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1965,7 +2029,7 @@ func (x *Route) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Route.ProtoReflect.Descriptor instead.
 func (*Route) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{20}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Route) GetReplica() uint32 {
@@ -2013,7 +2077,7 @@ type WatchStart struct {
 
 func (x *WatchStart) Reset() {
 	*x = WatchStart{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2025,7 +2089,7 @@ func (x *WatchStart) String() string {
 func (*WatchStart) ProtoMessage() {}
 
 func (x *WatchStart) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[21]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2038,7 +2102,7 @@ func (x *WatchStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchStart.ProtoReflect.Descriptor instead.
 func (*WatchStart) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{21}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *WatchStart) GetDeployment() string {
@@ -2113,7 +2177,7 @@ type ReservationReport struct {
 
 func (x *ReservationReport) Reset() {
 	*x = ReservationReport{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2125,7 +2189,7 @@ func (x *ReservationReport) String() string {
 func (*ReservationReport) ProtoMessage() {}
 
 func (x *ReservationReport) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[22]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2138,7 +2202,7 @@ func (x *ReservationReport) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReservationReport.ProtoReflect.Descriptor instead.
 func (*ReservationReport) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{22}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ReservationReport) GetNumber() uint64 {
@@ -2176,7 +2240,7 @@ type Loads struct {
 
 func (x *Loads) Reset() {
 	*x = Loads{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2188,7 +2252,7 @@ func (x *Loads) String() string {
 func (*Loads) ProtoMessage() {}
 
 func (x *Loads) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[23]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2201,7 +2265,7 @@ func (x *Loads) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Loads.ProtoReflect.Descriptor instead.
 func (*Loads) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{23}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Loads) GetReplicas() []uint32 {
@@ -2247,7 +2311,7 @@ type WatchReplicasResponse struct {
 
 func (x *WatchReplicasResponse) Reset() {
 	*x = WatchReplicasResponse{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2259,7 +2323,7 @@ func (x *WatchReplicasResponse) String() string {
 func (*WatchReplicasResponse) ProtoMessage() {}
 
 func (x *WatchReplicasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[24]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2272,7 +2336,7 @@ func (x *WatchReplicasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchReplicasResponse.ProtoReflect.Descriptor instead.
 func (*WatchReplicasResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{24}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *WatchReplicasResponse) GetIncarnation() string {
@@ -2348,7 +2412,7 @@ type HomeUpdate struct {
 
 func (x *HomeUpdate) Reset() {
 	*x = HomeUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2360,7 +2424,7 @@ func (x *HomeUpdate) String() string {
 func (*HomeUpdate) ProtoMessage() {}
 
 func (x *HomeUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[25]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2373,7 +2437,7 @@ func (x *HomeUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HomeUpdate.ProtoReflect.Descriptor instead.
 func (*HomeUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{25}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HomeUpdate) GetReplicas() []uint32 {
@@ -2407,7 +2471,7 @@ type OutlierUpdate struct {
 
 func (x *OutlierUpdate) Reset() {
 	*x = OutlierUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2483,7 @@ func (x *OutlierUpdate) String() string {
 func (*OutlierUpdate) ProtoMessage() {}
 
 func (x *OutlierUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[26]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2496,7 @@ func (x *OutlierUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutlierUpdate.ProtoReflect.Descriptor instead.
 func (*OutlierUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{26}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *OutlierUpdate) GetReplicas() []*Outlier {
@@ -2455,7 +2519,7 @@ type Outlier struct {
 
 func (x *Outlier) Reset() {
 	*x = Outlier{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2467,7 +2531,7 @@ func (x *Outlier) String() string {
 func (*Outlier) ProtoMessage() {}
 
 func (x *Outlier) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[27]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2480,7 +2544,7 @@ func (x *Outlier) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Outlier.ProtoReflect.Descriptor instead.
 func (*Outlier) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{27}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Outlier) GetReplica() uint32 {
@@ -2509,7 +2573,7 @@ type ConfigUpdate struct {
 
 func (x *ConfigUpdate) Reset() {
 	*x = ConfigUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2521,7 +2585,7 @@ func (x *ConfigUpdate) String() string {
 func (*ConfigUpdate) ProtoMessage() {}
 
 func (x *ConfigUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[28]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2534,7 +2598,7 @@ func (x *ConfigUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConfigUpdate.ProtoReflect.Descriptor instead.
 func (*ConfigUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{28}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ConfigUpdate) GetVersion() uint64 {
@@ -2571,7 +2635,7 @@ type FleetUpdate struct {
 
 func (x *FleetUpdate) Reset() {
 	*x = FleetUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2583,7 +2647,7 @@ func (x *FleetUpdate) String() string {
 func (*FleetUpdate) ProtoMessage() {}
 
 func (x *FleetUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[29]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2596,7 +2660,7 @@ func (x *FleetUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FleetUpdate.ProtoReflect.Descriptor instead.
 func (*FleetUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{29}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *FleetUpdate) GetVersion() uint64 {
@@ -2682,7 +2746,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2694,7 +2758,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[30]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2707,7 +2771,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{30}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Replica) GetNumber() uint32 {
@@ -2881,7 +2945,7 @@ type LoadUpdate struct {
 
 func (x *LoadUpdate) Reset() {
 	*x = LoadUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +2957,7 @@ func (x *LoadUpdate) String() string {
 func (*LoadUpdate) ProtoMessage() {}
 
 func (x *LoadUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[31]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +2970,7 @@ func (x *LoadUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoadUpdate.ProtoReflect.Descriptor instead.
 func (*LoadUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{31}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *LoadUpdate) GetSnapshot() bool {
@@ -2966,7 +3030,7 @@ type IndexUpdate struct {
 
 func (x *IndexUpdate) Reset() {
 	*x = IndexUpdate{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2978,7 +3042,7 @@ func (x *IndexUpdate) String() string {
 func (*IndexUpdate) ProtoMessage() {}
 
 func (x *IndexUpdate) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[32]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2991,7 +3055,7 @@ func (x *IndexUpdate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use IndexUpdate.ProtoReflect.Descriptor instead.
 func (*IndexUpdate) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{32}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *IndexUpdate) GetVersion() uint64 {
@@ -3039,7 +3103,7 @@ type CacheChange struct {
 
 func (x *CacheChange) Reset() {
 	*x = CacheChange{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3051,7 +3115,7 @@ func (x *CacheChange) String() string {
 func (*CacheChange) ProtoMessage() {}
 
 func (x *CacheChange) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[33]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3064,7 +3128,7 @@ func (x *CacheChange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CacheChange.ProtoReflect.Descriptor instead.
 func (*CacheChange) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{33}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *CacheChange) GetReplica() uint32 {
@@ -3144,7 +3208,7 @@ type RegisterRequest struct {
 
 func (x *RegisterRequest) Reset() {
 	*x = RegisterRequest{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3156,7 +3220,7 @@ func (x *RegisterRequest) String() string {
 func (*RegisterRequest) ProtoMessage() {}
 
 func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[34]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3169,7 +3233,7 @@ func (x *RegisterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRequest) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{34}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RegisterRequest) GetDeployment() string {
@@ -3227,7 +3291,7 @@ type RegisterResponse struct {
 
 func (x *RegisterResponse) Reset() {
 	*x = RegisterResponse{}
-	mi := &file_warmpath_v1_routing_proto_msgTypes[35]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3239,7 +3303,7 @@ func (x *RegisterResponse) String() string {
 func (*RegisterResponse) ProtoMessage() {}
 
 func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_warmpath_v1_routing_proto_msgTypes[35]
+	mi := &file_warmpath_v1_routing_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3252,7 +3316,7 @@ func (x *RegisterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterResponse.ProtoReflect.Descriptor instead.
 func (*RegisterResponse) Descriptor() ([]byte, []int) {
-	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{35}
+	return file_warmpath_v1_routing_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RegisterResponse) GetLeaseMs() uint32 {
@@ -3273,7 +3337,7 @@ var File_warmpath_v1_routing_proto protoreflect.FileDescriptor
 
 const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\n" +
-	"\x19warmpath/v1/routing.proto\x12\vwarmpath.v1\"\xeb\x03\n" +
+	"\x19warmpath/v1/routing.proto\x12\vwarmpath.v1\x1a\x18warmpath/v1/status.proto\"\xeb\x03\n" +
 	"\n" +
 	"RequestKey\x12\x1d\n" +
 	"\n" +
@@ -3392,12 +3456,16 @@ const file_warmpath_v1_routing_proto_rawDesc = "" +
 	"\x11ReportLifeRequest\x12-\n" +
 	"\x05lives\x18\x01 \x03(\v2\x17.warmpath.v1.LifeReportR\x05lives\".\n" +
 	"\x12ReportLifeResponse\x12\x18\n" +
-	"\aunknown\x18\x01 \x03(\tR\aunknown\"\xf3\x01\n" +
+	"\aunknown\x18\x01 \x03(\tR\aunknown\"\xae\x02\n" +
 	"\x14WatchReplicasRequest\x12-\n" +
 	"\x05start\x18\x01 \x01(\v2\x17.warmpath.v1.WatchStartR\x05start\x12B\n" +
 	"\freservations\x18\x02 \x01(\v2\x1e.warmpath.v1.ReservationReportR\freservations\x120\n" +
 	"\x06routes\x18\x03 \x01(\v2\x18.warmpath.v1.RouteReportR\x06routes\x126\n" +
-	"\boutcomes\x18\x05 \x01(\v2\x1a.warmpath.v1.OutcomeReportR\boutcomes\"I\n" +
+	"\boutcomes\x18\x05 \x01(\v2\x1a.warmpath.v1.OutcomeReportR\boutcomes\x129\n" +
+	"\tdecisions\x18\x06 \x01(\v2\x1b.warmpath.v1.DecisionReportR\tdecisions\"\x84\x01\n" +
+	"\x0eDecisionReport\x122\n" +
+	"\x06counts\x18\x01 \x03(\v2\x1a.warmpath.v1.DecisionCountR\x06counts\x12>\n" +
+	"\rcached_tokens\x18\x02 \x01(\v2\x19.warmpath.v1.CachedTokensR\fcachedTokens\"I\n" +
 	"\rOutcomeReport\x128\n" +
 	"\breplicas\x18\x01 \x03(\v2\x1c.warmpath.v1.ReplicaOutcomesR\breplicas\"\xa9\x01\n" +
 	"\x0fReplicaOutcomes\x12\x18\n" +
@@ -3568,7 +3636,7 @@ func file_warmpath_v1_routing_proto_rawDescGZIP() []byte {
 }
 
 var file_warmpath_v1_routing_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_warmpath_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_warmpath_v1_routing_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_warmpath_v1_routing_proto_goTypes = []any{
 	(Priority)(0),                  // 0: warmpath.v1.Priority
 	(PickMode)(0),                  // 1: warmpath.v1.PickMode
@@ -3591,26 +3659,29 @@ var file_warmpath_v1_routing_proto_goTypes = []any{
 	(*ReportLifeRequest)(nil),      // 18: warmpath.v1.ReportLifeRequest
 	(*ReportLifeResponse)(nil),     // 19: warmpath.v1.ReportLifeResponse
 	(*WatchReplicasRequest)(nil),   // 20: warmpath.v1.WatchReplicasRequest
-	(*OutcomeReport)(nil),          // 21: warmpath.v1.OutcomeReport
-	(*ReplicaOutcomes)(nil),        // 22: warmpath.v1.ReplicaOutcomes
-	(*RouteReport)(nil),            // 23: warmpath.v1.RouteReport
-	(*Route)(nil),                  // 24: warmpath.v1.Route
-	(*WatchStart)(nil),             // 25: warmpath.v1.WatchStart
-	(*ReservationReport)(nil),      // 26: warmpath.v1.ReservationReport
-	(*Loads)(nil),                  // 27: warmpath.v1.Loads
-	(*WatchReplicasResponse)(nil),  // 28: warmpath.v1.WatchReplicasResponse
-	(*HomeUpdate)(nil),             // 29: warmpath.v1.HomeUpdate
-	(*OutlierUpdate)(nil),          // 30: warmpath.v1.OutlierUpdate
-	(*Outlier)(nil),                // 31: warmpath.v1.Outlier
-	(*ConfigUpdate)(nil),           // 32: warmpath.v1.ConfigUpdate
-	(*FleetUpdate)(nil),            // 33: warmpath.v1.FleetUpdate
-	(*Replica)(nil),                // 34: warmpath.v1.Replica
-	(*LoadUpdate)(nil),             // 35: warmpath.v1.LoadUpdate
-	(*IndexUpdate)(nil),            // 36: warmpath.v1.IndexUpdate
-	(*CacheChange)(nil),            // 37: warmpath.v1.CacheChange
-	(*RegisterRequest)(nil),        // 38: warmpath.v1.RegisterRequest
-	(*RegisterResponse)(nil),       // 39: warmpath.v1.RegisterResponse
-	nil,                            // 40: warmpath.v1.Replica.StatsEntry
+	(*DecisionReport)(nil),         // 21: warmpath.v1.DecisionReport
+	(*OutcomeReport)(nil),          // 22: warmpath.v1.OutcomeReport
+	(*ReplicaOutcomes)(nil),        // 23: warmpath.v1.ReplicaOutcomes
+	(*RouteReport)(nil),            // 24: warmpath.v1.RouteReport
+	(*Route)(nil),                  // 25: warmpath.v1.Route
+	(*WatchStart)(nil),             // 26: warmpath.v1.WatchStart
+	(*ReservationReport)(nil),      // 27: warmpath.v1.ReservationReport
+	(*Loads)(nil),                  // 28: warmpath.v1.Loads
+	(*WatchReplicasResponse)(nil),  // 29: warmpath.v1.WatchReplicasResponse
+	(*HomeUpdate)(nil),             // 30: warmpath.v1.HomeUpdate
+	(*OutlierUpdate)(nil),          // 31: warmpath.v1.OutlierUpdate
+	(*Outlier)(nil),                // 32: warmpath.v1.Outlier
+	(*ConfigUpdate)(nil),           // 33: warmpath.v1.ConfigUpdate
+	(*FleetUpdate)(nil),            // 34: warmpath.v1.FleetUpdate
+	(*Replica)(nil),                // 35: warmpath.v1.Replica
+	(*LoadUpdate)(nil),             // 36: warmpath.v1.LoadUpdate
+	(*IndexUpdate)(nil),            // 37: warmpath.v1.IndexUpdate
+	(*CacheChange)(nil),            // 38: warmpath.v1.CacheChange
+	(*RegisterRequest)(nil),        // 39: warmpath.v1.RegisterRequest
+	(*RegisterResponse)(nil),       // 40: warmpath.v1.RegisterResponse
+	nil,                            // 41: warmpath.v1.Replica.StatsEntry
+	(*DecisionCount)(nil),          // 42: warmpath.v1.DecisionCount
+	(*CachedTokens)(nil),           // 43: warmpath.v1.CachedTokens
 }
 var file_warmpath_v1_routing_proto_depIdxs = []int32{
 	5,  // 0: warmpath.v1.RequestKey.block_hashes:type_name -> warmpath.v1.BlockHashes
@@ -3634,41 +3705,44 @@ var file_warmpath_v1_routing_proto_depIdxs = []int32{
 	2,  // 18: warmpath.v1.LifeReport.stage:type_name -> warmpath.v1.LifeStage
 	17, // 19: warmpath.v1.LifeReport.outcome:type_name -> warmpath.v1.Outcome
 	16, // 20: warmpath.v1.ReportLifeRequest.lives:type_name -> warmpath.v1.LifeReport
-	25, // 21: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
-	26, // 22: warmpath.v1.WatchReplicasRequest.reservations:type_name -> warmpath.v1.ReservationReport
-	23, // 23: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
-	21, // 24: warmpath.v1.WatchReplicasRequest.outcomes:type_name -> warmpath.v1.OutcomeReport
-	22, // 25: warmpath.v1.OutcomeReport.replicas:type_name -> warmpath.v1.ReplicaOutcomes
-	24, // 26: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
-	27, // 27: warmpath.v1.ReservationReport.loads:type_name -> warmpath.v1.Loads
-	32, // 28: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
-	33, // 29: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
-	36, // 30: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
-	35, // 31: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
-	30, // 32: warmpath.v1.WatchReplicasResponse.outliers:type_name -> warmpath.v1.OutlierUpdate
-	29, // 33: warmpath.v1.WatchReplicasResponse.homes:type_name -> warmpath.v1.HomeUpdate
-	31, // 34: warmpath.v1.OutlierUpdate.replicas:type_name -> warmpath.v1.Outlier
-	34, // 35: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
-	40, // 36: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
-	27, // 37: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
-	37, // 38: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
-	3,  // 39: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
-	34, // 40: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
-	7,  // 41: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
-	13, // 42: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
-	18, // 43: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
-	20, // 44: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
-	38, // 45: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
-	8,  // 46: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
-	14, // 47: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
-	19, // 48: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
-	28, // 49: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
-	39, // 50: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
-	46, // [46:51] is the sub-list for method output_type
-	41, // [41:46] is the sub-list for method input_type
-	41, // [41:41] is the sub-list for extension type_name
-	41, // [41:41] is the sub-list for extension extendee
-	0,  // [0:41] is the sub-list for field type_name
+	26, // 21: warmpath.v1.WatchReplicasRequest.start:type_name -> warmpath.v1.WatchStart
+	27, // 22: warmpath.v1.WatchReplicasRequest.reservations:type_name -> warmpath.v1.ReservationReport
+	24, // 23: warmpath.v1.WatchReplicasRequest.routes:type_name -> warmpath.v1.RouteReport
+	22, // 24: warmpath.v1.WatchReplicasRequest.outcomes:type_name -> warmpath.v1.OutcomeReport
+	21, // 25: warmpath.v1.WatchReplicasRequest.decisions:type_name -> warmpath.v1.DecisionReport
+	42, // 26: warmpath.v1.DecisionReport.counts:type_name -> warmpath.v1.DecisionCount
+	43, // 27: warmpath.v1.DecisionReport.cached_tokens:type_name -> warmpath.v1.CachedTokens
+	23, // 28: warmpath.v1.OutcomeReport.replicas:type_name -> warmpath.v1.ReplicaOutcomes
+	25, // 29: warmpath.v1.RouteReport.routes:type_name -> warmpath.v1.Route
+	28, // 30: warmpath.v1.ReservationReport.loads:type_name -> warmpath.v1.Loads
+	33, // 31: warmpath.v1.WatchReplicasResponse.config:type_name -> warmpath.v1.ConfigUpdate
+	34, // 32: warmpath.v1.WatchReplicasResponse.fleet:type_name -> warmpath.v1.FleetUpdate
+	37, // 33: warmpath.v1.WatchReplicasResponse.index:type_name -> warmpath.v1.IndexUpdate
+	36, // 34: warmpath.v1.WatchReplicasResponse.load:type_name -> warmpath.v1.LoadUpdate
+	31, // 35: warmpath.v1.WatchReplicasResponse.outliers:type_name -> warmpath.v1.OutlierUpdate
+	30, // 36: warmpath.v1.WatchReplicasResponse.homes:type_name -> warmpath.v1.HomeUpdate
+	32, // 37: warmpath.v1.OutlierUpdate.replicas:type_name -> warmpath.v1.Outlier
+	35, // 38: warmpath.v1.FleetUpdate.replicas:type_name -> warmpath.v1.Replica
+	41, // 39: warmpath.v1.Replica.stats:type_name -> warmpath.v1.Replica.StatsEntry
+	28, // 40: warmpath.v1.LoadUpdate.loads:type_name -> warmpath.v1.Loads
+	38, // 41: warmpath.v1.IndexUpdate.changes:type_name -> warmpath.v1.CacheChange
+	3,  // 42: warmpath.v1.CacheChange.tier:type_name -> warmpath.v1.CacheTier
+	35, // 43: warmpath.v1.RegisterRequest.replica:type_name -> warmpath.v1.Replica
+	7,  // 44: warmpath.v1.RoutingService.ChooseReplica:input_type -> warmpath.v1.ChooseReplicaRequest
+	13, // 45: warmpath.v1.RoutingService.ChooseReplicas:input_type -> warmpath.v1.ChooseReplicasRequest
+	18, // 46: warmpath.v1.RoutingService.ReportLife:input_type -> warmpath.v1.ReportLifeRequest
+	20, // 47: warmpath.v1.RoutingService.WatchReplicas:input_type -> warmpath.v1.WatchReplicasRequest
+	39, // 48: warmpath.v1.RoutingService.Register:input_type -> warmpath.v1.RegisterRequest
+	8,  // 49: warmpath.v1.RoutingService.ChooseReplica:output_type -> warmpath.v1.ChooseReplicaResponse
+	14, // 50: warmpath.v1.RoutingService.ChooseReplicas:output_type -> warmpath.v1.ChooseReplicasResponse
+	19, // 51: warmpath.v1.RoutingService.ReportLife:output_type -> warmpath.v1.ReportLifeResponse
+	29, // 52: warmpath.v1.RoutingService.WatchReplicas:output_type -> warmpath.v1.WatchReplicasResponse
+	40, // 53: warmpath.v1.RoutingService.Register:output_type -> warmpath.v1.RegisterResponse
+	49, // [49:54] is the sub-list for method output_type
+	44, // [44:49] is the sub-list for method input_type
+	44, // [44:44] is the sub-list for extension type_name
+	44, // [44:44] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_warmpath_v1_routing_proto_init() }
@@ -3676,6 +3750,7 @@ func file_warmpath_v1_routing_proto_init() {
 	if File_warmpath_v1_routing_proto != nil {
 		return
 	}
+	file_warmpath_v1_status_proto_init()
 	file_warmpath_v1_routing_proto_msgTypes[0].OneofWrappers = []any{
 		(*RequestKey_BlockHashes)(nil),
 		(*RequestKey_TokenIds)(nil),
@@ -3691,15 +3766,15 @@ func file_warmpath_v1_routing_proto_init() {
 		(*ChooseReplicasResponse_Failure)(nil),
 	}
 	file_warmpath_v1_routing_proto_msgTypes[13].OneofWrappers = []any{}
-	file_warmpath_v1_routing_proto_msgTypes[24].OneofWrappers = []any{}
-	file_warmpath_v1_routing_proto_msgTypes[34].OneofWrappers = []any{}
+	file_warmpath_v1_routing_proto_msgTypes[25].OneofWrappers = []any{}
+	file_warmpath_v1_routing_proto_msgTypes[35].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_warmpath_v1_routing_proto_rawDesc), len(file_warmpath_v1_routing_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   37,
+			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

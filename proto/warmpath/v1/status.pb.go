@@ -139,7 +139,7 @@ type DeploymentStatus struct {
 	Policy string `protobuf:"bytes,2,opt,name=policy,proto3" json:"policy,omitempty"`
 	// In the fleet's order.
 	Replicas []*ReplicaStatus `protobuf:"bytes,3,rep,name=replicas,proto3" json:"replicas,omitempty"`
-	// Decisions that the server made. Watching clients decide for themselves: theirs are in their own metrics.
+	// Decisions that the server made, and those that watching clients made for themselves and report.
 	Decisions []*DecisionCount `protobuf:"bytes,4,rep,name=decisions,proto3" json:"decisions,omitempty"`
 	// Picks that came to nothing.
 	Failures []*FailureCount `protobuf:"bytes,5,rep,name=failures,proto3" json:"failures,omitempty"`
