@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,8 +14,10 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
 	"github.com/warmpath/warmpath/internal/lab/race"
+	"github.com/warmpath/warmpath/internal/telemetry"
 )
 
 // Each request goes to a prefill and a decode engine, which check their legs. The answer equals that of an unsplit
@@ -36,6 +39,38 @@ func TestDisaggregatedFlows(t *testing.T) {
 				require.Zero(t, dropped)
 			}
 		})
+	}
+}
+
+// What is cached of a prompt is told of the prefill leg, predicted and reported, in the Decision and on spans: to the
+// decode replica the whole prompt is cached.
+func TestDisaggregatedCachedTokens(t *testing.T) {
+	flow := kvFlows[slices.IndexFunc(kvFlows, func(f kvFlow) bool { return f.name == "VllmEngine NIXL" })]
+	f := startKVFleet(t, flow, kvOptions{prefills: 1, decodes: 1, lease: long})
+	rec, tracer := recorder(t)
+	first, shared := kvPrompt("first"), splitPrompt/2
+	second := slices.Concat(first[:shared], kvPrompt("second")[shared:])
+	for i, prompt := range [][]uint32{first, second} {
+		var d client.Decision
+		ctx, span := tracer.Tracer("").Start(client.WithDecision(deadline(t), &d), "call")
+		_, _, err := flow.send(ctx, f.cc, kvRequest{fmt.Sprint("cached ", i), prompt, splitOutput})
+		span.End()
+		require.NoError(t, err)
+		require.Equal(t, "p0", d.Prefill)
+		require.Equal(t, "d0", d.Replica)
+		for what, tokens := range map[string]int{"predicted": d.MatchedTokens, "reported": d.Usage.CachedTokens} {
+			if i == 0 {
+				require.Zero(t, tokens, what)
+			} else {
+				require.Positive(t, tokens, what)
+				require.LessOrEqual(t, tokens, shared, what)
+			}
+		}
+		_, events := decided(rec.Ended()[i:])
+		require.Len(t, events, 2) // one of each leg
+		for _, e := range events {
+			require.EqualValues(t, d.MatchedTokens, e[telemetry.KeyMatchedTokens].AsInt64(), e)
+		}
 	}
 }
 

@@ -349,7 +349,12 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 	if c.bare {
 		app = nil // it cannot be distinguished from the attempt's
 	}
-	b.Telemetry.Decided(ctx, app, b.Policy, q, d)
+	shown := d
+	if c.legs != nil && !c.leg { // what is cached of the prompt is a matter of the replica that prefills it
+		decision := *d
+		shown, decision.MatchedTokens = &decision, c.legs.matched
+	}
+	b.Telemetry.Decided(ctx, app, b.Policy, q, shown)
 	if !c.decidedElsewhere() {
 		b.Router.Decisions.Count(d.Reason)
 	}
@@ -365,7 +370,7 @@ func (c *Call) begin(ctx context.Context, b *Binding) {
 			Policy:        b.Policy,
 			Reason:        d.Reason,
 			Rule:          d.Rule,
-			MatchedTokens: d.MatchedTokens,
+			MatchedTokens: shown.MatchedTokens,
 			PromptTokens:  q.PromptTokens,
 			Place:         d.Place,
 			Load:          d.Load,

@@ -41,6 +41,7 @@ type legs struct {
 	done     chan struct{} // closed when its RPC has ended; nil = it was not sent
 	prefills link
 	decodes  link // at first
+	matched  int  // prompt tokens that are predicted to be cached where it is prefilled
 
 	// mu guards the fields below, and the answer in transfer. A Call's mu may be held when it is taken.
 	mu        sync.Mutex
@@ -97,6 +98,7 @@ func (l *legs) held(c *Call, b *Binding) bool {
 	p.Context, p.cancel = context.WithCancel(c.Context)
 	p.reserved.brought.Store(true)
 	l.server, l.prefills, l.decodes = c.reserved.server, linkTo(d.Replica), linkTo(c.Decision().Replica)
+	l.matched = d.MatchedTokens
 	l.kv = b.dialect(&c.key.request).Legs().For(d.Replica.KVEngineID)
 	l.transfer.Address, l.transfer.Engine = fleet.Bootstrap(d.Replica.Attributes), d.Replica.KVEngineID
 	if n := d.Replica.Ranks; n > 1 && l.transfer.Engine != "" {
@@ -308,14 +310,13 @@ func (l *legs) transferred() error {
 	return l.err
 }
 
-// sum adds what the prefill leg reported of the prompt to the usage of the decode leg.
+// sum adds what the prefill leg reported of the prompt to the usage of the decode leg. The cached tokens are those of
+// the prefill leg alone: to the decode replica the whole prompt is cached.
 func (l *legs) sum(u policy.Usage) policy.Usage {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	u.PromptTokens = max(u.PromptTokens, l.usage.PromptTokens)
-	if l.usage.CachedTokens >= 0 {
-		u.CachedTokens = l.usage.CachedTokens
-	}
+	u.CachedTokens = l.usage.CachedTokens
 	return u
 }
 

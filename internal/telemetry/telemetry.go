@@ -140,14 +140,14 @@ type Report struct {
 	Policy        string
 	Reason        policy.Reason
 	Rule          policy.Reason // the policy's own reason where Reason is another's: see [policy.Decision]
-	MatchedTokens int           // prompt tokens predicted to be cached there
+	MatchedTokens int           // prompt tokens predicted to be cached where the prompt is prefilled
 	PromptTokens  int
 	Place         int           // in the rendezvous order or on the ring; -1 = none
 	Load          float64       // of the replica when it was picked, in tokens
 	Queued        time.Duration // how long the attempt waited in the queue
 	Attempts      int           // made, this one included
 	Resumed       int           // of them, those that went on with a stream whose replica died
-	Usage         policy.Usage  // as the replica reported it
+	Usage         policy.Usage  // as the replica reported it; of two legs CachedTokens is the prefill leg's, -1 = not reported
 }
 
 // A Counter is a metric that counts by policy, and some of them by reason.
