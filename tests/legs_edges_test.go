@@ -199,6 +199,8 @@ func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 		both.Wait()
 		require.NoError(t, err)
 		require.Equal(t, 1, len(f.by["p0"].requests())) // not Len: it prints them
+		_, err = s.Recv()                               // else it ends when memory is collected
+		require.ErrorIs(t, err, io.EOF)
 	}
 	f.idle(t)
 }
