@@ -111,6 +111,10 @@ func (k *picks) choose(
 		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.GetWaitMs())*time.Millisecond)
 		defer cancel()
 	}
+	o := endpoint.OngoingOf(ctx)
+	if o != nil {
+		k.tells(p, o, k.hosted.Load().router.View())
+	}
 	x, again, err := k.leases.claim(ctx, name, waits)
 	if x == nil {
 		return again, err
@@ -122,10 +126,6 @@ func (k *picks) choose(
 			panic(p)
 		}
 	}()
-	o := endpoint.OngoingOf(ctx)
-	if o != nil {
-		k.tells(p, o, k.hosted.Load().router.View())
-	}
 	x.q = *q
 	began := k.recorder.Picking(ctx)
 	h, err := k.pick(ctx, r, x)
@@ -294,5 +294,9 @@ func (k *picks) status(err error) error {
 		errors.Is(err, router.ErrClosed):
 		code = codes.Unavailable
 	}
-	return status.Errorf(code, "deployment %s: %v", k.name, err)
+	err = status.Errorf(code, "deployment %s: %v", k.name, err)
+	if code == codes.ResourceExhausted {
+		return &endpoint.LaterError{Err: err, After: k.leases.room(k.hosted.Load().router.Queued(), k.now())}
+	}
+	return err
 }

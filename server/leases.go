@@ -35,10 +35,11 @@ type lease struct {
 	length    time.Duration
 	fades     time.Time // when the prompt no longer counts; zero = only its end is reported
 	ends      time.Time
-	place     int  // in the queue; -1 = the pick is being made, or the lease is over
-	prefilled bool // the prompt no longer counts
-	waits     bool // the pick waits for room
-	learns    bool // the policy learns the outcome
+	began     time.Duration // after leases.first
+	place     int           // in the queue; -1 = the pick is being made, or the lease is over
+	prefilled bool          // the prompt no longer counts
+	waits     bool          // the pick waits for room
+	learns    bool          // the policy learns the outcome
 	teller    teller
 
 	replica     uint32 // its number
@@ -71,6 +72,8 @@ type leases struct {
 	byName map[leaseName]*lease
 	load   map[uint32]replicaLoad // of those in force by number of the replica, as if no prompt were cached
 	told   map[teller]*told
+	first  time.Time // when the first one began
+	began  int64     // sum of those in force, in milliseconds
 	closed bool
 
 	expired atomic.Int64 // reservations that ended with their lease
@@ -94,6 +97,19 @@ func (l *leases) held() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.count
+}
+
+// room is about how long it takes until there is room for one more request, behind others that wait: requests under way
+// last as much longer, on average, as they have lasted.
+func (l *leases) room(waiting int, now time.Time) time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := int64(len(l.due))
+	if n == 0 {
+		return 0
+	}
+	age := now.Sub(l.first) - time.Duration(l.began/n)*time.Millisecond
+	return age / time.Duration(n) * time.Duration(waiting+1)
 }
 
 // loads returns the load of all of them, as load has it.
@@ -164,6 +180,10 @@ func (l *leases) hold(
 		x.id = l.prefix + rand.Text()
 		a.Reservation = &warmpathv1.Reservation{Id: x.id, LeaseMs: uint32(length.Milliseconds())}
 	}
+	if l.first.IsZero() {
+		l.first = now
+	}
+	x.began = now.Sub(l.first)
 	x.settle(a)
 	if l.closed {
 		l.forget(x)
@@ -174,6 +194,7 @@ func (l *leases) hold(
 		l.byID[x.id] = x
 	}
 	heap.Push(&l.due, x)
+	l.began += x.began.Milliseconds()
 	l.add(x, 1)
 	if o != nil {
 		l.tell(x, o, a.GetReplica().GetId())
@@ -243,6 +264,7 @@ func (l *leases) forget(x *lease) {
 	x.name.by.held.Add(-1)
 	if x.place >= 0 {
 		heap.Remove(&l.due, x.place)
+		l.began -= x.began.Milliseconds()
 		l.add(x, -1)
 	}
 	l.untell(x)

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -81,4 +82,31 @@ deployments:
 		require.Equal(t, http.StatusBadRequest, code, text)
 		require.Equal(t, "invalid_request", reason)
 	}
+}
+
+// Issue 28 #24: a refusal says when there may be room, by how long the requests under way last.
+func TestHTTPRetryAfter(t *testing.T) {
+	d := startHTTP(t, withHTTP+`
+load_interval: 10s
+deployments:
+  chat: {policy: {round_robin: {}}, max_ongoing_requests: 2, replicas: [{id: a, address: "10.0.0.1:1"}]}
+`, discard)
+	after := func(code int) string {
+		r, err := http.NewRequestWithContext(soon(t), http.MethodPost, "http://"+d.addr+httpendpoint.RoutePath, nil)
+		require.NoError(t, err)
+		a, err := http.DefaultClient.Do(r)
+		require.NoError(t, err)
+		defer a.Body.Close()
+		require.Equal(t, code, a.StatusCode)
+		return a.Header.Get("Retry-After")
+	}
+	for range 2 {
+		require.Empty(t, after(200))
+	}
+	require.Equal(t, "1", after(503), "they have just begun")
+	d.clock.advance(9 * time.Second)
+	require.Equal(t, "5", after(503), "one of two that lasted 9 s")
+	d.clock.advance(time.Second)
+	d.tick("chat")
+	require.Empty(t, after(200))
 }

@@ -84,10 +84,17 @@ func TestHAProxyPassesRefusalsOn(t *testing.T) {
 	}
 	refused(http.StatusNotFound, "unknown_model", `no deployment serves the model \"gpt\"`, `{"model":"gpt"}`)
 	refused(http.StatusBadRequest, "invalid_request", "must be a string", `{"model":7}`)
-	for range 2 {
-		require.Equal(t, http.StatusOK, f.post(strings.NewReader(chat("x"))).code)
+	for range 2 { // not through HAProxy, whose picks are over with their requests
+		picked, err := f.client.Post("http://"+at+httpendpoint.RoutePath, "", nil)
+		require.NoError(t, err)
+		picked.Body.Close()
+		require.Equal(t, http.StatusOK, picked.StatusCode)
 	}
 	refused(http.StatusServiceUnavailable, "full", "max_reservations", chat("x"))
+	full, err := f.client.Post(f.url+"/v1/chat/completions", "", strings.NewReader(chat("x")))
+	require.NoError(t, err)
+	full.Body.Close()
+	require.NotEmpty(t, full.Header.Get(httpendpoint.HeaderRetryAfter))
 	s.Close()
 	require.Equal(t, "server_unreachable", f.post(strings.NewReader(chat("x"))).reason)
 }

@@ -151,7 +151,7 @@ func TestHAProxyNeedsNoReason(t *testing.T) {
 // Issue 27, §3.12: without bodies a session's turns stay on an idle fleet, and only what HAProxy has under way is load.
 func TestHAProxySessionsStayOnAnIdleFleet(t *testing.T) {
 	replicas := httpReplicas(t)
-	_, a := httpLookAside(t, replicas, "kv_aware: {}", "")
+	_, a := httpLookAside(t, replicas, "kv_aware: {}", "max_reservations: 5\n")
 	f := startHAProxy(t, a, a, replicas)
 	homes, moved := make(map[string]string), 0
 	for range 10 {

@@ -5,6 +5,7 @@
 --   txn.warmpath_replica   the server of the backend to use; not set where there is no pick
 --   txn.warmpath_reason    why that one, or why none: docs/http-endpoint.md lists the reasons
 --   txn.warmpath_status    400, 404 or 503 where the client is to be refused, with txn.warmpath_refusal as the body
+--   txn.warmpath_after     with 503: after how many seconds the client may ask again
 --   txn.warmpath_asked_ms  how long it took
 
 local ask_at = os.getenv("WARMPATH_ASK") or "127.0.0.1:4779"
@@ -63,7 +64,7 @@ local function question(txn, backend)
     return headers, body
 end
 
--- post asks once, and returns the status, the reason or nil, and the body of the answer. The address it asks at is HAProxy's
+-- post asks once, and returns the status, the reason or nil, the body of the answer, and its Retry-After or nil. The address it asks at is HAProxy's
 -- own, which checks the servers' health and keeps the deadlines.
 local function post(headers, body)
     local answer = core.httpclient():post {
@@ -75,7 +76,8 @@ local function post(headers, body)
         return 503, "server_unreachable", ""
     end
     local reason = answer.headers and answer.headers["x-warmpath-reason"]
-    return answer.status, reason and reason[0], answer.body or ""
+    local after = answer.headers and answer.headers["retry-after"]
+    return answer.status, reason and reason[0], answer.body or "", after and after[0]
 end
 
 -- trouble returns why a replica cannot be used, nil if it can.
@@ -93,15 +95,15 @@ end
 -- passed_on are the reasons for which the client is refused; for all others there is a fallback.
 local passed_on = { invalid_request = 400, unknown_model = 404, full = 503 }
 
--- pick returns the id of a replica or nil, the reason, and what to refuse the client with or nil. Where HAProxy cannot use
+-- pick returns the id of a replica or nil, the reason, what to refuse the client with or nil, and for how long. Where HAProxy cannot use
 -- the replica it asks for another one, twice at most.
 local function pick(txn, backend)
     local headers, body = question(txn, backend)
     local excluded, why = {}, nil
     for _ = 1, 3 do
-        local status, reason, answer = post(headers, body)
+        local status, reason, answer, after = post(headers, body)
         if status ~= 200 then
-            return nil, reason or "router_non_200", passed_on[reason] == status and answer or nil
+            return nil, reason or "router_non_200", passed_on[reason] == status and answer or nil, after
         end
         local id = answer:match('"replica_id"%s*:%s*"([^"\\]+)"')
         if not id then
@@ -123,7 +125,7 @@ end
 
 core.register_action("warmpath_route", { "http-req" }, function(txn, name)
     local began = core.now()
-    local id, reason, refusal = pick(txn, core.backends[name])
+    local id, reason, refusal, after = pick(txn, core.backends[name])
     local now = core.now()
     local took = (now.sec - began.sec) * 1000 + (now.usec - began.usec) // 1000
     txn:set_var("txn.warmpath_asked_ms", took)
@@ -135,5 +137,6 @@ core.register_action("warmpath_route", { "http-req" }, function(txn, name)
     elseif refusal then
         txn:set_var("txn.warmpath_status", passed_on[reason])
         txn:set_var("txn.warmpath_refusal", refusal)
+        txn:set_var("txn.warmpath_after", after or "1")
     end
 end, 1)

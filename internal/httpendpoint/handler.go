@@ -202,6 +202,8 @@ func addressOf(r *warmpathv1.ChosenReplica) (*Destination, error) {
 const (
 	// HeaderReason is the decision's reason, or of a refusal its reason.
 	HeaderReason = endpoint.HeaderReason
+	// HeaderRetryAfter of a refusal is the seconds until there may be room.
+	HeaderRetryAfter = "Retry-After"
 	// HeaderBody is the [endpoint.BodyState].
 	HeaderBody = "X-Warmpath-Body"
 )
@@ -222,6 +224,7 @@ var (
 // Deny answers a request that did not pass the interceptors: its error is a status.
 func Deny(w http.ResponseWriter, err error) {
 	if s := status.Convert(err); s.Code() == codes.ResourceExhausted {
+		w.Header().Set(HeaderRetryAfter, endpoint.RetryAfter(err))
 		tooMany.write(w, s.Message())
 		return
 	}
@@ -231,10 +234,10 @@ func Deny(w http.ResponseWriter, err error) {
 // refuse answers with the HTTP equivalent of a gRPC status.
 func refuse(w http.ResponseWriter, err error) {
 	s := status.Convert(err)
-	switch s.Code() {
-	case codes.ResourceExhausted:
-		w.Header().Set("Retry-After", "1")
-	case codes.Unauthenticated:
+	if after := endpoint.RetryAfter(err); after != "" {
+		w.Header().Set(HeaderRetryAfter, after)
+	}
+	if s.Code() == codes.Unauthenticated {
 		w.Header().Set("WWW-Authenticate", "Bearer")
 	}
 	refusal(endpoint.RefusalOf(err)).write(w, s.Message())

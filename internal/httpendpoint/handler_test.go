@@ -117,22 +117,29 @@ func TestAnswer(t *testing.T) {
 	require.Equal(t, http.StatusServiceUnavailable, ask(newHandler(t, pair, nil), "", HeaderPair, "1").Code)
 }
 
+func later(after time.Duration) error {
+	return &endpoint.LaterError{Err: status.Error(codes.ResourceExhausted, "all are full"), After: after}
+}
+
 // Every refusal has a status, a reason, and the message in OpenAI's form.
 func TestRefusals(t *testing.T) {
 	for _, tt := range []struct {
 		err    error
 		code   int
 		reason string
+		after  string
 	}{
-		{status.Error(codes.InvalidArgument, "name a deployment"), 400, "invalid_request"},
-		{status.Error(codes.Unauthenticated, "no token"), 401, "unauthenticated"},
-		{status.Error(codes.PermissionDenied, "not yours"), 403, "forbidden"},
-		{status.Error(codes.NotFound, "no such model"), 404, "unknown_model"},
-		{status.Error(codes.Unavailable, "no replica is there"), 503, "no_replica"},
-		{status.Error(codes.ResourceExhausted, "all are full"), 503, "full"},
-		{status.FromContextError(context.Canceled).Err(), 503, "canceled"},
-		{status.FromContextError(context.DeadlineExceeded).Err(), 503, "canceled"},
-		{errors.New("what?"), 500, "internal"},
+		{status.Error(codes.InvalidArgument, "name a deployment"), 400, "invalid_request", ""},
+		{status.Error(codes.Unauthenticated, "no token"), 401, "unauthenticated", ""},
+		{status.Error(codes.PermissionDenied, "not yours"), 403, "forbidden", ""},
+		{status.Error(codes.NotFound, "no such model"), 404, "unknown_model", ""},
+		{status.Error(codes.Unavailable, "no replica is there"), 503, "no_replica", "1"},
+		{status.Error(codes.ResourceExhausted, "all are full"), 503, "full", "1"},
+		{later(2001 * time.Millisecond), 503, "full", "3"},
+		{later(2 * time.Hour), 503, "full", "60"},
+		{status.FromContextError(context.Canceled).Err(), 503, "canceled", ""},
+		{status.FromContextError(context.DeadlineExceeded).Err(), 503, "canceled", ""},
+		{errors.New("what?"), 500, "internal", ""},
 	} {
 		w := ask(newHandler(t, &oracle{err: tt.err}, nil), "")
 		require.Equal(t, tt.code, w.Code, tt.err)
@@ -143,7 +150,7 @@ func TestRefusals(t *testing.T) {
 		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &body))
 		require.Equal(t, tt.reason, body.Error.Code)
 		require.Equal(t, status.Convert(tt.err).Message(), body.Error.Message)
-		require.Equal(t, tt.reason == "full", w.Header().Get("Retry-After") != "")
+		require.Equal(t, tt.after, w.Header().Get("Retry-After"))
 	}
 	for _, address := range []string{"", "host", "unix:/x", ":80", "h:http", "h:99999"} {
 		w := ask(newHandler(t, &oracle{answer: chosen(address)}, nil), "")

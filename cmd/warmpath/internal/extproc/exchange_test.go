@@ -2,6 +2,7 @@ package extproc_test
 
 import (
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -223,6 +224,9 @@ func TestRefusals(t *testing.T) {
 			a := g.next().GetImmediateResponse()
 			require.Contains(t, string(a.GetBody()), `"code":"`+c.reason+`"`)
 			require.Nil(t, a.GetGrpcStatus())
+			require.Equal(t, c.grpc != 0, slices.ContainsFunc(a.GetHeaders().GetSetHeaders(), func(h *corev3.HeaderValueOption) bool {
+				return h.GetHeader().GetKey() == "retry-after" && string(h.GetHeader().GetRawValue()) == "1"
+			}))
 			g.got <- &extprocv3.ProcessingResponse{Response: &extprocv3.ProcessingResponse_ImmediateResponse{ImmediateResponse: a}}
 			code, reason := g.refused()
 			require.Equal(t, c.code, code)

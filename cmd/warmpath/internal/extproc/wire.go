@@ -248,7 +248,10 @@ func echo(kind protowire.Number, chunk []byte, end bool) answer {
 func refusal(err error, isGRPC bool) answer {
 	r, more := endpoint.RefusalOf(err), []byte(nil)
 	if status.Code(err) == codes.ResourceExhausted {
-		r.Code, more = http.StatusTooManyRequests, set("retry-after", "1")
+		r.Code = http.StatusTooManyRequests
+	}
+	if after := endpoint.RetryAfter(err); after != "" {
+		more = set("retry-after", after)
 	}
 	return refused(r, status.Convert(err), isGRPC, more)
 }
