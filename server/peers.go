@@ -470,8 +470,8 @@ func (p *peers) status(now time.Time) *warmpathv1.ClusterStatus {
 
 // registered notes that a replica registered here, or left.
 func (p *peers) registered(id string) {
-	if p.bus != nil && len(p.beats) < 2*maxRegistered {
-		p.beats[id] = p.beats[id]
+	if _, known := p.beats[id]; !known && p.bus != nil && len(p.beats) < 2*maxRegistered {
+		p.beats[id] = false
 	}
 }
 

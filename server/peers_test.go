@@ -285,6 +285,7 @@ func TestClusterSnapshot(t *testing.T) {
 		m, err := decodeReplica(leave.GetReplica())
 		require.NoError(t, err)
 		_, changed, err = x.register(leave, m)
+		require.NoError(t, err)
 		c.servers[0].peers.registered(m.ID)
 		return changed
 	})

@@ -58,13 +58,6 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (e *engine) address() string { return e.Listener.Addr().String() }
 
-// last returns the last body that came.
-func (e *engine) last() string {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.bodies[len(e.bodies)-1]
-}
-
 // startEngines starts three engines.
 func startEngines(t testing.TB) (all []*engine) {
 	t.Helper()
@@ -100,10 +93,10 @@ func answer(engines []*engine, h http.HandlerFunc) {
 // A picker is a look-aside server with an endpoint picker: a process of its own.
 type picker struct {
 	*process
-	t           testing.TB
-	args        []string
-	routes      string // the address of its gRPC services
-	port, pages int    // of the endpoint picker, and of the HTTP endpoint
+	t      testing.TB
+	args   []string
+	routes string // the address of its gRPC services
+	port   int    // of the endpoint picker
 }
 
 // startPicker starts a picker for engines. deployment are fields of its deployment.

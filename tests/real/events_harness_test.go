@@ -76,13 +76,6 @@ func (f *follower) rankOf(a answer) (int32, bool) {
 	return rank, ok
 }
 
-// blocks are how many blocks the engine holds.
-func (f *follower) blocks() int64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return int64(len(f.held))
-}
-
 // fleetFile writes a fleet file with a replica for each engine, and returns its target. attributes are those of an
 // engine beside id and address.
 func fleetFile(t testing.TB, engines []*engine, attributes func(i int, e *engine) string) string {
