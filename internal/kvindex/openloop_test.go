@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	openLoopTrace    = "/work/shared/traces/mooncake_conversation.jsonl"
+	openLoopTrace    = "../../../shared/traces/mooncake_conversation.jsonl"
 	openLoopReplicas = 128
 	openLoopCopies   = 8
 	openLoopBlock    = 128    // tokens

@@ -14,7 +14,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/workload"
 )
 
-const conversationTrace = "/work/shared/traces/mooncake_conversation.jsonl"
+const conversationTrace = "../../../shared/traces/mooncake_conversation.jsonl"
 
 // learned is how many requests a client needs to have seen.
 const learned = 200

@@ -89,7 +89,7 @@ func (f *fleet) run(t testing.TB, rs []workload.Request) []*Sequence {
 }
 
 func conversation(t testing.TB) []workload.Request {
-	path := filepath.Join("..", "..", "..", "shared", "traces", "mooncake_conversation.jsonl")
+	path := filepath.Join("..", "..", "..", "..", "shared", "traces", "mooncake_conversation.jsonl")
 	if _, err := os.Stat(path); err != nil {
 		t.Skipf("no trace at %s: the traces are not part of the repository", path)
 	}

@@ -12,7 +12,7 @@ import (
 
 func tracePath(t testing.TB, name string) string {
 	t.Helper()
-	path := filepath.Join("..", "..", "..", "shared", "traces", name)
+	path := filepath.Join("..", "..", "..", "..", "shared", "traces", name)
 	if _, err := os.Stat(path); err != nil {
 		t.Skipf("no trace at %s: the traces are not part of the repository", path)
 	}
