@@ -172,7 +172,7 @@ func TestReplay(t *testing.T) {
 	code, stdout, stderr = command(t, append(args, "--dialect", "vllm-inference", "--limit", "20", "--warm-up", "100ms",
 		"--jitter", "1s", "--rate-scale", "2")...)
 	wentWell(t, code, stderr)
-	require.Contains(t, stdout, "prefix_cache_affinity")
+	require.Contains(t, stdout, "kv_aware")
 }
 
 func TestReplayText(t *testing.T) {
@@ -205,7 +205,7 @@ func TestReplayFails(t *testing.T) {
 	defer fleet.Kill()
 	code, stdout, stderr = command(t, "replay", "--trace", trace, "--format", "mooncake", "--target", fleet.Target(), "--json")
 	require.Equal(t, exitFailed, code)
-	require.Contains(t, stderr, "every request of prefix_cache_affinity failed")
+	require.Contains(t, stderr, "every request of kv_aware failed")
 	var c drive.Comparison
 	strict(t, stdout, &c)
 	require.Equal(t, 1, c.Results[0].Errors)

@@ -221,7 +221,7 @@ func TestProxyTraces(t *testing.T) {
 	require.NotContains(t, parent, span)
 	mu.Lock()
 	defer mu.Unlock()
-	for _, text := range []string{"grpc.testing.TestService/UnaryCall", "warmpath.replica", "prefix_cache_affinity"} {
+	for _, text := range []string{"grpc.testing.TestService/UnaryCall", "warmpath.replica", "kv_aware"} {
 		require.Contains(t, got, text)
 	}
 }

@@ -33,7 +33,7 @@ func TestCheck(t *testing.T) {
 		`{}`:                               "",
 		`{"dialects":{}}`:                  "warmpath: dialects: it is an object, not a list",
 		`{"dialects":[{"methods":["a"]}]}`: "warmpath: dialects[0] (a): methods: ",
-		`{"load_poll":"x"}`:                `warmpath: load_poll: "x" is none of [grpc:orca `,
+		`{"load_poll":"x"}`:                `warmpath: load_poll: "x" is none of [grpc:openengine `,
 		`{"kv_events":"foo"}`:              `warmpath: kv_events: "foo": `,
 		`{"policy":{"kv_aware":{"kv_tokens":-1}}}`: "warmpath: config: policy.kv_aware: kv_tokens: it is a number -1",
 	} {
