@@ -25,7 +25,8 @@ type endpoints struct {
 	members []router.Member
 	states  [connectivity.Shutdown + 1]int // endpoints, by their state; Shutdown is not counted
 	failed  balancer.Picker                // of the endpoint that failed last
-	unwell  bool                           // it is logged that no replica serves
+	unwell  int                            // endpoints whose replica does not serve
+	warned  bool                           // it is logged that no replica serves
 }
 
 // endpoint is one set of addresses, and the connection to it: a pick_first balancer, under one that waits for the first

@@ -38,7 +38,18 @@ func (e *endpoint) unwatch() {
 	if e.health.end != nil {
 		e.health.end()
 	}
-	e.health = healthReport{}
+	e.setHealth(healthReport{})
+}
+
+// setHealth replaces the report, and counts endpoints whose replica does not serve. Called with lb.mu held.
+func (e *endpoint) setHealth(h healthReport) {
+	l := &e.lb.endpoints
+	if e.health.unwell() {
+		l.unwell--
+	}
+	if e.health = h; h.unwell() {
+		l.unwell++
+	}
 }
 
 // watch begins to watch the health of the replica if its connection is ready. It returns the state to put into force
@@ -95,7 +106,7 @@ func (l *endpoints) rewatch() {
 // reported enters what a replica reports. Called with lb.mu held.
 func (e *endpoint) reported(err error, drains bool) {
 	was := e.health.unwell()
-	e.health.err, e.health.drains = err, drains
+	e.setHealth(healthReport{err: err, drains: drains, end: e.health.end})
 	switch log := e.lb.handle().Logger; {
 	case e.health.unwell() && !was:
 		log.Warn("warmpath: a replica reports that it does not serve, and gets no calls while others serve",
@@ -107,18 +118,12 @@ func (e *endpoint) reported(err error, drains bool) {
 
 // warnUnwell logs that no replica serves, once until one does. Called with lb.mu held.
 func (l *endpoints) warnUnwell(b *lb) {
-	unwell := 0
-	for _, e := range l.all.Values() {
-		if e.health.unwell() {
-			unwell++
-		}
-	}
-	none := unwell > 0 && unwell == l.states[connectivity.Ready] && l.states[connectivity.Connecting] == 0
-	if none && !l.unwell {
+	none := l.unwell > 0 && l.unwell == l.states[connectivity.Ready] && l.states[connectivity.Connecting] == 0
+	if none && !l.warned {
 		b.handle().Logger.Warn("warmpath: every replica that is connected reports that it does not serve: all are used",
-			"target", b.target, "replicas", unwell)
+			"target", b.target, "replicas", l.unwell)
 	}
-	l.unwell = none
+	l.warned = none
 }
 
 // force puts the connection of an endpoint, and the health of its replica, into force in a Router. Called with lb.mu

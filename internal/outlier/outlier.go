@@ -263,8 +263,9 @@ func (d *Detector) SetConnected(r *Replica, up bool) {
 	}
 }
 
-// SetServing notes what a member reports of its own health, before or while it is connected. While it does not serve it is ejected, whatever
-// the share and the evidence are. One that serves again is treated as one whose connection comes back.
+// SetServing notes what a member reports of its own health, before or while it is connected. While it does not serve it
+// is ejected, whatever the share and the evidence are. One that serves again is treated as one whose connection comes
+// back.
 func (d *Detector) SetServing(r *Replica, ok bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -74,17 +74,8 @@ func TestNATSOfTheManifestsOutlivesOneServer(t *testing.T) {
 	var servers []*natsserver.Server
 	var addresses []string
 	for _, o := range manifested(t, password) {
-		n, err := natsserver.NewServer(o)
-		require.NoError(t, err)
-		go n.Start()
-		t.Cleanup(func() {
-			n.Shutdown()
-			n.WaitForShutdown()
-		})
+		n := serveNATS(t, o)
 		servers = append(servers, n)
-	}
-	for _, n := range servers {
-		require.True(t, n.ReadyForConnections(time.Minute))
 		addresses = append(addresses, "nats://"+n.Addr().String())
 	}
 	file := filepath.Join(t.TempDir(), "creds")
