@@ -227,7 +227,9 @@ func TestCloseSendReachesEveryAttempt(t *testing.T) {
 		s, err := next(ctx, d, cc, method, o...)
 		return endingStream{s, opened.Add(1) == 1, &closed}, err
 	}
-	cc := dial(t, target(replicas(t, 2)...), roundRobin(), grpc.WithChainStreamInterceptor(inner))
+	rs := replicas(t, 2)
+	cc := dial(t, target(rs...), roundRobin(), grpc.WithChainStreamInterceptor(inner))
+	connected(t, cc, rs)
 	s, err := cc.NewStream(deadline(t), serverStream, streamingMethod)
 	require.NoError(t, err)
 	require.NoError(t, s.CloseSend())
