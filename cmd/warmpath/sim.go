@@ -92,6 +92,7 @@ func (s *simulate) flags(f *pflag.FlagSet) {
 	f.IntVar(&s.Servers, "servers", 1, "`number` of look-aside servers that share load and caches, each with its part of the clients")
 	f.DurationVar(&s.Interval, "broadcast-interval", sim.DefaultInterval, "`time` between two reports, and two broadcasts")
 	f.BoolVar(&s.Affinity, "client-affinity", false, "send all requests of a session to one client, not to random ones")
+	f.IntVar(&s.AtOnce, "at-once", 0, "`number` of requests under way at any moment, in the order of their times; 0 = at their times")
 	f.Float64Var(&s.rateScale, "rate-scale", 1, "divide the times of the trace by this")
 	f.Float64Var(&s.perSecond, "rate", 0, "`requests` per second of a generated workload; 0 = by --load")
 	f.Float64Var(&s.load, "load", 0.7, "part of the fleet's capacity to use; found by a search, and remembered")
@@ -113,6 +114,7 @@ func (s *simulate) check(c *cobra.Command) error {
 	set := c.Flags().Changed
 	err := first(
 		s.checkSource(c), atLeast("replicas", s.Replicas, 1), atLeast("clients", s.Clients, 1),
+		atLeast("at-once", s.AtOnce, 0),
 		someOf("policies", s.policies, sim.Policies()),
 		atLeast("seeds", s.seeds, 1), atLeast("copies", s.traffic.Copies, 1), positive("load", s.load),
 		positive("rate-scale", s.rateScale), atLeast("rate", s.perSecond, 0), atLeast("jitter", s.traffic.Jitter, 0),
@@ -125,6 +127,8 @@ func (s *simulate) check(c *cobra.Command) error {
 	switch {
 	case err != nil:
 		return err
+	case set("load") && s.AtOnce > 0:
+		return usagef("--load, --at-once: give one of them")
 	case set("load") && (set("rate-scale") || set("rate")):
 		return usagef("--load, --rate-scale, --rate: give one of them")
 	case math.IsInf(s.perSecond, 0):

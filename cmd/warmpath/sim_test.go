@@ -135,6 +135,8 @@ func TestSimMistakes(t *testing.T) {
 		{of("--preset", ""), []string{"--preset"}},
 		{of("--load", "0.7", "--rate-scale", "2"), []string{"--load", "--rate-scale"}},
 		{of("--rate", "3"), []string{"--rate", "--workload"}},
+		{of("--at-once", "-1"), []string{"--at-once"}},
+		{of("--at-once", "8", "--load", "0.7"), []string{"--at-once", "--load"}},
 		{[]string{"sim", "--workload", "chat", "--rate", "-1"}, []string{"--rate"}},
 		{[]string{"sim", "--workload", "chat", "--rate", "3", "--load", "1"}, []string{"--rate", "--load"}},
 		{of("--load", "0"), []string{"--load"}},

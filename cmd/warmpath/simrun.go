@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,6 +26,10 @@ func (s *simulate) rate(ctx context.Context, c *cobra.Command) (rate float64, wo
 	unit := "arrivals ÷ %.4g"
 	if s.traffic.Workload.Name != "" {
 		unit = "%.4g requests/s"
+	}
+	if s.AtOnce > 0 {
+		rate = cmp.Or(s.perSecond, s.rateScale)
+		return rate, fmt.Sprintf("%d at once, in the order of "+unit, s.AtOnce, rate), nil
 	}
 	if s.perSecond > 0 {
 		return s.perSecond, fmt.Sprintf(unit, s.perSecond), nil

@@ -63,6 +63,9 @@ type Config struct {
 	Servers int
 	// Affinity sends all requests of a session to one client.
 	Affinity bool
+	// AtOnce is how many requests are under way at any moment: the next one arrives when one ends, and the times of
+	// the workload give the order only. 0 means that requests arrive at their times.
+	AtOnce int
 	// WarmUp is how much of the workload is not measured.
 	WarmUp time.Duration
 	// Targets are what a request must keep to count as good.
@@ -121,6 +124,8 @@ func (c Config) resolve() (Config, error) {
 		return refuse("split: %q is not one of %s", c.Split, strings.Join(baseline.Splits, ", "))
 	case c.Interval < time.Millisecond:
 		return refuse("interval: %v is less than 1ms", c.Interval)
+	case c.AtOnce < 0:
+		return refuse("at once: %d is negative", c.AtOnce)
 	case c.WarmUp < 0:
 		return refuse("warm-up: %v is negative", c.WarmUp)
 	case !slices.Contains(Policies(), c.name()):

@@ -49,7 +49,7 @@ func (r *run) arrive(ctx context.Context, i int) {
 		r.tokens = q.AppendTokens(r.tokens[:0])
 		f.req.SetPrompt(policy.Prompt{Tokens: r.tokens})
 	}
-	s.At, s.WarmUp, s.Session = q.At, q.At < r.WarmUp, q.Session
+	s.At, s.WarmUp, s.Session = r.now, q.At < r.WarmUp, q.Session
 	s.Prompt = q.PromptTokens
 	work := r.of(i)
 	if r.exact {

@@ -178,7 +178,7 @@ func (r *run) all(ctx context.Context) error {
 		at, m := r.nextStep()
 		arrival, shares, scrape := never, never, never
 		if arrived < len(r.rs) {
-			arrival, shares, scrape = r.rs[arrived].At, r.share.due(), r.scrape
+			arrival, shares, scrape = r.arrival(arrived), r.share.due(), r.scrape
 		}
 		switch next := min(at, shares, scrape, arrival, r.impatient()); next {
 		case never:
@@ -206,6 +206,17 @@ func (r *run) all(ctx context.Context) error {
 			r.giveUp()
 		}
 	}
+}
+
+// arrival is when request i arrives; never if it waits for another to end.
+func (r *run) arrival(i int) time.Duration {
+	switch {
+	case r.AtOnce == 0:
+		return r.rs[i].At
+	case i-r.ended < r.AtOnce:
+		return r.now
+	}
+	return never
 }
 
 // nextStep is the machine whose pass ends first, the first of those that end together; nil if all are idle.

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"encoding/json"
+	"slices"
 	"testing"
 	"time"
 
@@ -64,6 +65,27 @@ func TestEveryPolicy(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, string(first), string(again))
 			})
+		}
+	}
+}
+
+// With a number at once the next request arrives when one ends, whatever its time.
+func TestAtOnce(t *testing.T) {
+	rs := chats(t, 8)
+	for _, n := range []int{1, 6} {
+		c := small("kv_aware", 2, ShareLoad)
+		c.AtOnce = n
+		res := runOf(t, rs, c)
+		var ends []time.Duration
+		for i, s := range res.Samples {
+			require.NoError(t, s.Err)
+			at := time.Duration(0)
+			if i >= n {
+				at = ends[i-n]
+			}
+			require.Equal(t, at, s.At, "request %d arrives when all but %d before it have ended", i, n-1)
+			k, _ := slices.BinarySearch(ends, s.At+s.Latency)
+			ends = slices.Insert(ends, k, s.At+s.Latency)
 		}
 	}
 }

@@ -27,6 +27,7 @@ var kinds = map[string]kind{
 	"smg_cache_aware_2025": {build: func(f *Fleet) policy.Policy { return newSMG(f, false) }},
 	"smg_cache_aware":      {build: func(f *Fleet) policy.Policy { return newSMG(f, true) }},
 	"llmd_default":         {build: newLLMD, scrape: 50 * time.Millisecond},
+	"lmetric_queued":       {build: newLMetric, events: true},
 	"dynamo":               {build: func(f *Fleet) policy.Policy { return newDynamo(f, 1).policy() }, events: true},
 	"dynamo_s16":           {build: func(f *Fleet) policy.Policy { return newDynamo(f, 16).policy() }, events: true},
 }

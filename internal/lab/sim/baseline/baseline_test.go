@@ -137,6 +137,21 @@ func TestDynamoCost(t *testing.T) {
 	}
 }
 
+// A cached prompt goes to the replica that holds it until the product of its work and its requests is larger.
+func TestLMetric(t *testing.T) {
+	w := newWorld(t, "lmetric_queued", 2)
+	w.compute(0, 1, 1600)
+	c := w.pick("", 1, 1600, 2, 160)
+	require.Equal(t, "r0", c.Decision.Replica.ID, "160 × 1 against 1760 × 1")
+	require.Equal(t, 1600, c.Decision.MatchedTokens)
+	c.PrefillDone()
+	require.Equal(t, "r0", w.at(1, 1600, 3, 160), "160 × 2 against 1760 × 1")
+	for range 10 {
+		w.pick("r0", 4, 10).PrefillDone()
+	}
+	require.Equal(t, "r1", w.at(1, 1600, 5, 160), "160 × 12 against 1760 × 1")
+}
+
 // Decode blocks are counted once for all requests that share them, and freed with the last.
 func TestDynamoActive(t *testing.T) {
 	var p *dynamo

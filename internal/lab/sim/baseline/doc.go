@@ -25,6 +25,8 @@
 //   - dynamo: the KV router of NVIDIA Dynamo: least of S × (active prefill + uncached prompt) + decode blocks, in
 //     blocks, S = 1, with the engines' exact KV contents from their events, as soon as each pass has ended. dynamo_s16
 //     is the same with S = 16, a tuned weight that its own sweeps found best
+//   - lmetric_queued: LMetric's product: least of (uncached prompt + queued prefill tokens) × (requests under way + 1),
+//     with the engines' exact KV contents
 //
 // Which requests are split over a replica that prefills and one that decodes ([Split]):
 //
@@ -52,4 +54,5 @@
 //
 // Ray: python/ray/llm/_internal/serve/routing_policies/prefix_aware. SMG: smg-project/smg, pull requests 2117 and
 // 2161. llm-d: llm-d/llm-d-router, loader/defaults.go. Dynamo: lib/kv-router/src/scheduling/selector.
+// LMetric: arXiv 2603.15202
 package baseline

@@ -1,0 +1,36 @@
+package baseline
+
+import (
+	"context"
+
+	"github.com/warmpath/warmpath/balancer/policy"
+)
+
+// lmetric is LMetric's product of the work before the first token and the requests under way.
+type lmetric struct {
+	prompted
+	fleet *Fleet
+}
+
+func newLMetric(f *Fleet) policy.Policy {
+	p := &lmetric{prompted{block: f.block}, f}
+	all := p.prompted.policy(p.choose, nil)
+	all.Prepare = p.prepare
+	return all
+}
+
+func (p *lmetric) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
+	s := p.read(q, p.fleet.replicas)
+	p.fleet.cached(s.blocks, s.depth)
+	return nil
+}
+
+func (p *lmetric) choose(q *policy.Request, v policy.View) policy.Decision {
+	s := q.Prepared.(*found)
+	r := least(q, v, func(r *policy.Replica) float64 {
+		_, others := r.PeerLoad()
+		uncached := q.PromptTokens - s.depth[r.Index()]*p.block
+		return float64(uncached+r.QueuedTokens()+int(others)) * float64(underWay(r)+1)
+	})
+	return p.to(q, r, policy.ReasonKVCost)
+}
