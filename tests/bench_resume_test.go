@@ -3,8 +3,8 @@ package tests
 import (
 	"io"
 	"runtime"
+	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
@@ -33,9 +33,10 @@ func (steady) Generate(q *enginepb.GenerateRequest, s grpc.ServerStreamingServer
 		FinishReason: "length", PromptTokens: 40, CompletionTokens: 1}}})
 }
 
-// BenchmarkResume compares streams of 500 messages that may go on at another replica with streams that may not, one
-// after the other: processor time of client and server together, and memory.
+// BenchmarkResume compares streams of 500 messages that may go on at another replica with streams that may not, in pairs
+// of turns: processor time of client and server together, as the median of the pairs' ratios, and memory.
 func BenchmarkResume(b *testing.B) {
+	const turn = 4 // streams
 	l := listenLoopback(b)
 	s := grpc.NewServer()
 	enginepb.RegisterVllmEngineServer(s, steady{})
@@ -45,7 +46,8 @@ func BenchmarkResume(b *testing.B) {
 	for i, object := range []string{`{"max_resumes":"off"}`, `{}`} {
 		stubs[i] = enginepb.NewVllmEngineClient(dial(b, "warmpath:///"+l.Addr().String(), client.WithConfig(object)))
 	}
-	run := func(stub enginepb.VllmEngineClient, q *enginepb.GenerateRequest) {
+	q := engineStream("a", 500)
+	run := func(stub enginepb.VllmEngineClient) {
 		stream, err := stub.Generate(b.Context(), q, grpc.WaitForReady(true))
 		require.NoError(b, err)
 		for err == nil {
@@ -53,31 +55,42 @@ func BenchmarkResume(b *testing.B) {
 		}
 		require.Equal(b, io.EOF, err)
 	}
-	q, n := engineStream("a", 500), 0
-	for _, stub := range stubs {
-		run(stub, q)
+	for range 2 * turn { // the channel reads its first outputs
+		run(stubs[0])
+		run(stubs[1])
 	}
-	var spent [2]time.Duration
-	var bytes [2]uint64
+	var spent [2][]float64 // µs a stream
+	var memory [2]uint64
+	var ratios []float64
 	for b.Loop() {
-		for i, stub := range stubs {
-			cpu, memory := processorTime(b), everAllocated()
-			run(stub, q)
-			spent[i] += processorTime(b) - cpu
-			bytes[i] += everAllocated() - memory
+		for k := range stubs {
+			i := (k + len(ratios)) % 2
+			before, from := everAllocated(), processorTime(b)
+			for range turn {
+				run(stubs[i])
+			}
+			spent[i] = append(spent[i], float64((processorTime(b)-from).Microseconds())/turn)
+			memory[i] += everAllocated() - before
 		}
-		n++
+		n := len(ratios)
+		ratios = append(ratios, spent[1][n]/spent[0][n])
 	}
-	b.ReportMetric(float64(spent[0].Microseconds())/float64(n), "µs/off")
-	b.ReportMetric(float64(spent[1].Microseconds())/float64(n), "µs/on")
-	b.ReportMetric(100*(float64(spent[1])/float64(spent[0])-1), "%time")
-	b.ReportMetric(float64(bytes[0])/float64(n), "B/off")
-	b.ReportMetric(float64(bytes[1])/float64(n), "B/on")
+	for i, name := range []string{"off", "on"} {
+		b.ReportMetric(median(spent[i]), "µs/"+name)
+		b.ReportMetric(float64(memory[i])/float64(turn*len(ratios)), "B/"+name)
+	}
+	b.ReportMetric(100*(median(ratios)-1), "%time")
 }
 
-// everAllocated is how much memory the process has ever everAllocated, in bytes.
+// everAllocated is how much memory the process has ever allocated, in bytes.
 func everAllocated() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.TotalAlloc
+}
+
+// median sorts the figures.
+func median(figures []float64) float64 {
+	slices.Sort(figures)
+	return figures[len(figures)/2]
 }

@@ -34,7 +34,6 @@ type Attempts struct {
 	sent    bool   // a replica may have begun to serve the request
 	codes   uint32 // bit n: a replica failed the request with the status code n; a lost attempt counts as UNAVAILABLE
 	single  bool   // the message can be sent only once
-	coded   bool   // there is, or was, a codec
 	refused int32  // attempts that a full replica refused, which are none
 	backoff time.Duration
 
@@ -94,8 +93,7 @@ func (a *Attempts) Sends(msg any) {
 	if patched := legs || b.Ranks || prioritized; !once && !patched && c.Resume == nil { // which notes what comes
 		return
 	}
-	a.coded = true
-	a.codec = &requestCodec{CodecV2: a.base, call: c, msg: msg, once: once}
+	a.codec = &requestCodec{CodecV2: a.base, scope: c.Scope, resume: c.Resume, msg: msg, once: once}
 	a.Each = append(slices.Clip(a.Each), grpc.ForceCodecV2(a.codec))
 }
 

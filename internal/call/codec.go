@@ -22,9 +22,10 @@ import (
 // what a codec returns once that is sent, and a codec may return memory of the message itself.
 type requestCodec struct {
 	encoding.CodecV2
-	call *Call
-	msg  any  // the request message
-	once bool // it can be encoded only once
+	scope  *Scope  // of the call; gRPC may keep the codec for longer
+	resume *Resume // of the call; nil = it has none
+	msg    any     // the request message
+	once   bool    // it can be encoded only once
 
 	mu      sync.Mutex // guards the fields below
 	encoded bool
@@ -36,7 +37,11 @@ type requestCodec struct {
 // Marshal implements [encoding.CodecV2].
 func (r *requestCodec) Marshal(m any) (mem.BufferSlice, error) {
 	out, err := r.encode(m)
-	c := r.call
+	c := r.scope.Enter()
+	if c == nil { // the call has ended
+		return out, err
+	}
+	defer r.scope.Leave()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {

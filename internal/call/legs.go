@@ -200,7 +200,7 @@ func (r *requestCodec) Unmarshal(data mem.BufferSlice, v any) error {
 		e.Bytes = data.Materialize()
 		return nil
 	}
-	if resume := r.call.Resume; resume != nil && !resume.moved && resume.output.Load() != nil {
+	if resume := r.resume; resume != nil && !resume.moved && resume.output.Load() != nil {
 		resume.replies.note(data)
 	}
 	return r.CodecV2.Unmarshal(data, v)

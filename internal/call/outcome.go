@@ -201,16 +201,15 @@ func (c *Call) Keep(k Kept) {
 	c.key.request.State().Spare = &c.spare
 }
 
-// wasPlain reports whether a call that has ended was one attempt that succeeded at once. Goroutines and codecs of other
-// calls may still refer to them. Called with mu held.
+// wasPlain reports whether a call that has ended was one attempt that succeeded at once. Goroutines of other calls
+// may still refer to them. Called with mu held.
 func (c *Call) wasPlain() bool {
 	if c.busy { // another goroutine is making a reservation, or an attempt is at gRPC
 		return false
 	}
 	b, q, last := c.reserved.binding, &c.key.request, &c.outcome.last
-	return last.Replica != nil && last.Err == nil && !c.shared && c.legs == nil && !c.Attempts.coded &&
-		q.Attempt() == 1 && q.State().Shadow == nil && c.Decision().Queued == 0 &&
-		b.Uses&policy.CallsOut == 0 && b.Probe == nil && b.Central == (Central{})
+	return last.Replica != nil && last.Err == nil && !c.shared && c.legs == nil && q.Attempt() == 1 &&
+		q.State().Shadow == nil && c.Decision().Queued == 0 && b.Uses&policy.CallsOut == 0 && b.Probe == nil && b.Central == (Central{})
 }
 
 // complete reports the outcome of the last reservation, once. Called with mu held.

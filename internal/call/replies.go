@@ -29,20 +29,29 @@ func (r *replies) note(data mem.BufferSlice) {
 	if r.log == nil {
 		r.log = logs.Get().(*[]byte)
 	}
-	log := binary.AppendUvarint((*r.log)[:r.end], uint64(data.Len()))
-	for _, b := range data {
-		log = append(log, b.ReadOnlyData()...)
+	log := (*r.log)[:r.end]
+	if len(data) == 1 { // as a rule
+		b := data[0].ReadOnlyData()
+		log = append(binary.AppendUvarint(log, uint64(len(b))), b...)
+	} else {
+		log = binary.AppendUvarint(log, uint64(data.Len()))
+		for _, b := range data {
+			log = append(log, b.ReadOnlyData()...)
+		}
 	}
 	*r.log = log
 }
 
 // deliver notes that the application gets the last message. It returns false if the message was not noted.
 func (r *replies) deliver(msg any) bool {
-	m, typed := msg.(proto.Message)
-	if r.log == nil || len(*r.log) == r.end || !typed {
+	if r.log == nil || len(*r.log) == r.end {
 		return false
 	}
 	if r.kind == nil {
+		m, typed := msg.(proto.Message)
+		if !typed {
+			return false
+		}
 		r.kind = m.ProtoReflect().Type()
 	}
 	r.end = len(*r.log)

@@ -96,7 +96,7 @@ func (r *Resume) Over(err error) {
 }
 
 // firstLearned is how many of the channel's first outputs are read, and laterLearned every how many later.
-const firstLearned, laterLearned = 8, 128
+const firstLearned, laterLearned = 8, 1024
 
 // Complete reports whether a stream that broke with err has had its last message, so that it lacks its status alone.
 func (r *Resume) Complete(err error) bool {

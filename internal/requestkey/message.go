@@ -358,16 +358,22 @@ func idFieldsOf(t reflect.Type) any {
 	if t.Kind() == reflect.Pointer && t.Elem().Kind() == reflect.Struct {
 		for i := range t.Elem().NumField() {
 			f := t.Elem().Field(i)
-			tag := strings.Split(f.Tag.Get("protobuf"), ",") // "varint,1,rep,packed,name=ids,proto3"
 			is32 := f.Type == reflect.TypeFor[[]uint32]() || f.Type == reflect.TypeFor[[]int32]()
-			if is32 && f.IsExported() && len(tag) > 1 {
-				n, _ := strconv.Atoi(tag[1])
-				found[protoreflect.FieldNumber(n)] = i
+			if n := fieldNumber(f); is32 && f.IsExported() && n > 0 {
+				found[n] = i
 			}
 		}
 	}
 	known, _ := idFields.LoadOrStore(t, found)
 	return known
+}
+
+// fieldNumber returns the number of a field in the struct of a generated message, 0 if it has none.
+func fieldNumber(f reflect.StructField) protoreflect.FieldNumber {
+	_, rest, _ := strings.Cut(f.Tag.Get("protobuf"), ",") // "varint,1,rep,packed,name=ids,proto3"
+	number, _, _ := strings.Cut(rest, ",")
+	n, _ := strconv.Atoi(number)
+	return protoreflect.FieldNumber(n)
 }
 
 // idsOf returns a list of integers: the slice of a generated message itself where its Go type has one of 32 bits.

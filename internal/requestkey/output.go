@@ -3,7 +3,6 @@ package requestkey
 import (
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -68,8 +67,14 @@ type outputRule struct {
 	request fieldSet // what a request may have that goes on elsewhere
 }
 
-// A fieldSet is what fields of a message may be, by their paths ".4.1".
-type fieldSet map[string]leave
+// A fieldSet is what the fields of a message may be.
+type fieldSet map[protoreflect.FieldNumber]allowance
+
+// An allowance is what a field may be.
+type allowance struct {
+	leave
+	inner fieldSet // of leave inside
+}
 
 // leave is what a field may be; none for others.
 type leave int
@@ -84,12 +89,16 @@ const (
 func (f fieldSet) add(as leave, places ...*place) {
 	for _, p := range places {
 		for _, alt := range p.alts {
-			at := ""
-			for i := range alt {
-				at += "." + strconv.Itoa(int(alt[i].num))
-				f[at] = max(f[at], inside)
+			in, end := f, len(alt)-1
+			for _, st := range alt[:end] {
+				a := in[st.num]
+				if a.inner == nil {
+					a = allowance{max(a.leave, inside), make(fieldSet)}
+					in[st.num] = a
+				}
+				in = a.inner
 			}
-			f[at] = as
+			in[alt[end].num] = allowance{as, in[alt[end].num].inner}
 		}
 	}
 }
@@ -136,7 +145,7 @@ func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int
 	}
 	bound, size := m.MaxTokens(request), proto.Size(msg)
 	in, fd := m.tokens.alts[0].find(msg.ProtoReflect())
-	if in == nil || bound == 0 || bound > maxOutput || size > limit || !m.output.request.allows(msg.ProtoReflect(), "") {
+	if in == nil || bound == 0 || bound > maxOutput || size > limit || !m.output.request.allows(msg.ProtoReflect()) {
 		return nil, 0
 	}
 	o = &Output{method: m, ends: ends, request: proto.Clone(msg), bound: bound, text: len(m.output.text.alts) > 0}
@@ -146,17 +155,16 @@ func (m *Method) Output(request any, limit int, ends *Ends) (o *Output, size int
 	return o, size + 4*(in.Get(fd).List().Len()+bound)
 }
 
-// allows reports whether all that is set in a request may be; at is the place of m in it.
-func (f fieldSet) allows(m protoreflect.Message, at string) bool {
+// allows reports whether all that is set in a request may be.
+func (f fieldSet) allows(m protoreflect.Message) bool {
 	ok := len(m.GetUnknown()) == 0
 	m.Range(func(fd protoreflect.FieldDescriptor, v protoreflect.Value) bool {
-		at := at + "." + strconv.Itoa(int(fd.Number()))
 		single := !fd.IsList() && !fd.IsMap()
 		fraction := fd.Kind() == protoreflect.FloatKind || fd.Kind() == protoreflect.DoubleKind
-		switch may := f[at]; {
-		case may == anything, may == one && v.String() == "1":
-		case may == inside && single && fd.Message() != nil:
-			ok = ok && f.allows(v.Message(), at)
+		switch may := f[fd.Number()]; {
+		case may.leave == anything, may.leave == one && v.String() == "1":
+		case may.leave == inside && single && fd.Message() != nil:
+			ok = ok && may.inner.allows(v.Message())
 		case single && fraction && v.Float() == 0: // such as a penalty that is off
 		default:
 			ok = false

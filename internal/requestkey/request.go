@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math"
 	"slices"
 	"strconv"
 
@@ -108,41 +107,6 @@ func (m *Method) readPrompt(q *policy.Request, s *source) (unread bool) {
 		}
 	}
 	return unread
-}
-
-// Usage reads the usage that one response message carries into u, which starts
-// as [policy.NoUsage], and reports whether there was any. It is called for
-// every message of a call: totals raise u, deltas are added to it. A message
-// that counts prompt tokens and leaves cached tokens at zero means that none were
-// cached, since encoded zeros are left out.
-func (m *Method) Usage(u *policy.Usage, msg any) bool {
-	defer harmless()
-	return m.readUsage(u, msg)
-}
-
-func (m *Method) readUsage(u *policy.Usage, msg any) (found bool) {
-	s := open(msg, m.named, false)
-	output, prompt, cached := m.usageOutput.count(&s), m.usagePrompt.count(&s), m.usageCached.count(&s)
-	delta := m.usageDelta.count(&s)
-	if delta >= 0 {
-		u.OutputTokens = min(max(u.OutputTokens, 0)+delta, math.MaxInt32)
-	}
-	if where := m.usageCached.alts; prompt > 0 && len(where) > 0 && where[0][0].key == "" {
-		cached = max(cached, 0) // in a number, not in a map, zero is not encoded
-	}
-	found = raise(u, prompt, output, cached) || delta >= 0
-	if body := m.usageJSON.first(&s); body.text != "" {
-		found = ReadUsage(u, bytesOf(body.text)) || found
-	}
-	return found
-}
-
-// raise sets the counts of u to others that are more, and reports whether there is one; -1 is none.
-func raise(u *policy.Usage, prompt, output, cached int) bool {
-	u.PromptTokens = max(u.PromptTokens, prompt)
-	u.OutputTokens = max(u.OutputTokens, output)
-	u.CachedTokens = max(u.CachedTokens, cached)
-	return max(prompt, output, cached) >= 0
 }
 
 // Abort returns the method that ends the request which has the id, "" where there is none. Its

@@ -113,6 +113,7 @@ type Method struct {
 	legs                                                                                             *Legs // nil = requests are served whole
 	// In a response.
 	usagePrompt, usageOutput, usageCached, usageDelta, usageJSON place
+	usage                                                        *usageTree // of all but usageJSON
 
 	output *outputRule // nil where streams do not go on elsewhere
 }
@@ -265,6 +266,7 @@ func compile(d dialect.Dialect) (*Method, error) {
 		*p.place = place{want: p.want, plain: p.place == &m.session, alts: alts}
 		m.named = m.named || slices.ContainsFunc(alts, path.hasName)
 	}
+	m.usage = m.newUsageTree()
 	m.scalars = len(m.id.alts)+len(m.model.alts)+len(m.adapter.alts)+len(m.salt.alts) > 0
 	r := m.rank.alts
 	one := len(r) == 1 && len(r[0]) == 1 && r[0][0] == step{num: r[0][0].num}
