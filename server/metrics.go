@@ -176,14 +176,15 @@ func (t *tally) decided(policyName string, q *policy.Request, d *policy.Decision
 
 // used counts the usage of a request whose end was reported, if the report has it.
 func (t *tally) used(q *policy.Request, d *policy.Decision, u policy.Usage) {
-	if u.CachedTokens < 0 {
+	prompt, predicted, cached, ok := router.Used(q, d, u)
+	if !ok {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.cached.Prompt += uint64(max(u.PromptTokens, q.PromptTokens))
-	t.cached.Predicted += uint64(d.MatchedTokens)
-	t.cached.Measured += uint64(u.CachedTokens)
+	t.cached.Prompt += prompt
+	t.cached.Predicted += predicted
+	t.cached.Measured += cached
 }
 
 // maxReported bounds a count of a report: the sum of many clients does not overflow.

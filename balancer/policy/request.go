@@ -123,8 +123,8 @@ func (h *Hashed) Check() error {
 	return nil
 }
 
-// BytesPerToken is how many bytes of text count as one token where no tokenizer
-// is at hand.
+// BytesPerToken is how many bytes of text count as one token if no tokenizer is at hand and no engine has reported the
+// length of a prompt of the model.
 const BytesPerToken = 4
 
 // Len returns the length of the prompt in tokens, rounded up.

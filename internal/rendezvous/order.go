@@ -175,11 +175,24 @@ func (b *Blocks) CoveredTokens(depth int) int {
 	if covered == b.Length && depth > 0 {
 		return b.Tokens
 	}
-	return min(covered/max(b.Unit, 1), b.Tokens)
+	return min(b.tokens(covered), b.Tokens)
 }
 
 // TokensPerBlock returns how many tokens a block is, at least 1.
-func (b *Blocks) TokensPerBlock() int { return max(b.Size/max(b.Unit, 1), 1) }
+func (b *Blocks) TokensPerBlock() int {
+	if b.Length < b.Size {
+		return max(b.Size/max(b.Unit, 1), 1)
+	}
+	return max(b.tokens(b.Size), 1)
+}
+
+// tokens returns a length in tokens. Of text the whole prompt's length in both units tells how many bytes a token is.
+func (b *Blocks) tokens(length int) int {
+	if b.Unit <= 1 || b.Length <= 0 {
+		return length
+	}
+	return int(int64(length) * int64(b.Tokens) / int64(b.Length))
+}
 
 // Hashed returns the prompt as these blocks, which share their memory; nil where there are none.
 func (b *Blocks) Hashed() *policy.Hashed {

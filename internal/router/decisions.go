@@ -61,12 +61,11 @@ func (d *Decisions) counter(why policy.Reason) *atomic.Uint64 {
 
 // Used counts the usage of a request that has ended, if it has any.
 func (d *Decisions) Used(q *policy.Request, made *policy.Decision, u policy.Usage) {
-	if u.CachedTokens < 0 {
-		return
+	if prompt, predicted, cached, ok := Used(q, made, u); ok {
+		d.prompt.Add(prompt)
+		d.matched.Add(predicted)
+		d.cached.Add(cached)
 	}
-	d.prompt.Add(uint64(max(u.PromptTokens, q.PromptTokens, 0)))
-	d.matched.Add(uint64(max(made.MatchedTokens, 0)))
-	d.cached.Add(uint64(u.CachedTokens))
 }
 
 // Take adds the sums since it was called last to others.

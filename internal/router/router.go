@@ -42,6 +42,7 @@ type Router struct {
 	own       policy.Observer    // of the policy
 	observers []*policy.Observer // own, and that of the shadow
 	gate      gate
+	lengths   lengths
 	shadow    *shadow // nil = none
 	prefiller prefiller
 
@@ -158,6 +159,7 @@ func (r *Router) prepared(q *policy.Request, v *view) bool {
 // itself for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
 	v, s := r.view.Load().whole, q.State()
+	r.lengths.count(q)
 	if r.prepared(q, v) || !r.gate.enter() {
 		return
 	}
@@ -209,6 +211,7 @@ func (r *Router) tokenize(ctx context.Context, q *policy.Request) {
 	}
 	if len(tokens) > 0 {
 		q.SetPrompt(policy.Prompt{Tokens: tokens})
+		q.State().TextBytes = 0
 	}
 }
 
@@ -225,6 +228,7 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 		x := l.Owner.(*legs)
 		q, own = &x.request, x.observer
 	}
+	r.lengths.learn(q, o.Usage)
 	if r.uses&policy.UsesLoad != 0 && !d.State().Decode {
 		r.Load.Learn(q, &d, &o)
 	}

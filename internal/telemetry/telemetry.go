@@ -352,11 +352,12 @@ func (r *Recorder) Ended(
 	if o.Err != nil {
 		r.Count(ctx, failed, policyName, "")
 	}
-	if o.Usage.CachedTokens < 0 || !r.counters[measured].Enabled(ctx) {
+	asked, expected, cached, ok := router.Used(q, d, o.Usage)
+	if !ok || !r.counters[measured].Enabled(ctx) {
 		return
 	}
 	set := r.set(policyName, "")
-	r.counters[prompt].Add(ctx, int64(max(o.Usage.PromptTokens, q.PromptTokens)), set)
-	r.counters[predicted].Add(ctx, int64(d.MatchedTokens), set)
-	r.counters[measured].Add(ctx, int64(o.Usage.CachedTokens), set)
+	r.counters[prompt].Add(ctx, int64(asked), set)
+	r.counters[predicted].Add(ctx, int64(expected), set)
+	r.counters[measured].Add(ctx, int64(cached), set)
 }

@@ -142,17 +142,19 @@ type Request struct {
 	Prepared uint64 // the number of the Router whose policy prepared it; 0 = none
 	Epoch    uint64 // of the View that Prepare saw
 	Attempt  int
-	Lot      uint64 // see policy.View.Lot; 0 = not drawn
-	Tried    []string
-	QueuedAt uint64 // the number of the Router that gave it Seq and Came
-	Seq      uint64
-	Came     time.Time
-	Ahead    int64    // prompt tokens queued at the replica, those of other clients too, at the last pick
-	Keeper   *Replica // drains, and keeps this session
-	Shadow   any      // as the shadow policy sees it; nil = there is none
-	Legs     *Legs    // it may be sent in two, or this is a prefill leg; nil = it is served whole
-	Sets     *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
-	Spare    *any     // memory for Prepare, of a request that has ended; the first copy of this one that needs it takes it
+	// TextBytes is the length of a prompt of text in bytes; 0 = it is token ids, or not counted yet.
+	TextBytes int
+	Lot       uint64 // see policy.View.Lot; 0 = not drawn
+	Tried     []string
+	QueuedAt  uint64 // the number of the Router that gave it Seq and Came
+	Seq       uint64
+	Came      time.Time
+	Ahead     int64    // prompt tokens queued at the replica, those of other clients too, at the last pick
+	Keeper    *Replica // drains, and keeps this session
+	Shadow    any      // as the shadow policy sees it; nil = there is none
+	Legs      *Legs    // it may be sent in two, or this is a prefill leg; nil = it is served whole
+	Sets      *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
+	Spare     *any     // memory for Prepare, of a request that has ended; the first copy of this one that needs it takes it
 
 	Mark *Mark // of the last reservation, in its memory; nil = there was none
 }
