@@ -2,6 +2,7 @@ package tests
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -23,12 +24,24 @@ import (
 
 // startRefusing starts a replica that refuses every stream with warmpath's trailer.
 func startRefusing(t *testing.T) *replica {
+	return start(t, &replica{stream: rejects(t).stream})
+}
+
+// rejects makes a replica that refuses every call as full.
+func rejects(t *testing.T) *replica {
 	raw, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: 1, MaxOngoing: 1})
 	require.NoError(t, err)
-	return start(t, &replica{stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
-		s.SetTrailer(metadata.Pairs(warmpathv1.TrailerRejection, string(raw)))
-		return status.Error(codes.ResourceExhausted, "full")
-	}})
+	trailer, full := metadata.Pairs(warmpathv1.TrailerRejection, string(raw)), status.Error(codes.ResourceExhausted, "full")
+	return &replica{
+		unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+			_ = grpc.SetTrailer(ctx, trailer)
+			return nil, full
+		},
+		stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+			s.SetTrailer(trailer)
+			return full
+		},
+	}
 }
 
 // Issue 12.3: calls in backoff after a refusal are in the queue and count towards its bound.
@@ -142,9 +155,13 @@ func TestResetAtTheDeadlineIsFinal(t *testing.T) {
 
 // timed gives unary and server-streaming calls a timeout by service config.
 func timed(timeout string, more ...string) grpc.DialOption {
+	return grpc.WithDefaultServiceConfig(timedConfig(timeout, more...))
+}
+
+func timedConfig(timeout string, more ...string) string {
 	const service = `{"service":"grpc.testing.TestService","method":`
-	return grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":` + config(`{"consistent_hash":{}}`, more...) + `}],
-		"methodConfig":[{"name":[` + service + `"UnaryCall"},` + service + `"StreamingOutputCall"}],"timeout":"` + timeout + `"}]}`)
+	return `{"loadBalancingConfig":[{"warmpath":` + config(`{"consistent_hash":{}}`, more...) + `}],
+		"methodConfig":[{"name":[` + service + `"UnaryCall"},` + service + `"StreamingOutputCall"}],"timeout":"` + timeout + `"}]}`
 }
 
 // Issue 12.30: the timeout of a methodConfig bounds the wait in the queue, for room and for a backoff.
@@ -172,6 +189,52 @@ func TestMethodTimeoutBoundsTheQueue(t *testing.T) {
 		require.NoError(t, ctx.Err())
 		require.Zero(t, m.sum(t, "warmpath.queue.length"))
 	})
+}
+
+// Issue 28.14: the timeout of a methodConfig bounds a call that began before the resolver's first result, too.
+func TestMethodTimeoutBoundsTheFirstCalls(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		for name, first := range map[string]error{"silence": nil, "error": errors.New("no result yet")} {
+			t.Run(name, func(t *testing.T) {
+				r, d := start(t, rejects(t)), newDirectory("early", update{})
+				d.err, d.mute = first, first == nil
+				begun, errs := make(chan struct{}, 1), make(chan error)
+				cc := dial(t, "early:///x", grpc.WithResolvers(d),
+					grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, q, a any, cc *grpc.ClientConn,
+						invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+						notify(begun)
+						return invoke(ctx, method, q, a, cc, opts...)
+					}),
+					grpc.WithChainStreamInterceptor(func(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string,
+						open grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+						notify(begun)
+						return open(ctx, desc, cc, method, opts...)
+					}))
+				stub, ctx := testpb.NewTestServiceClient(cc), deadline(t)
+				go func() {
+					if kind == "unary" {
+						_, err := stub.UnaryCall(ctx, simple("a"), grpc.WaitForReady(true))
+						errs <- err
+						return
+					}
+					_, err := read(stub.StreamingOutputCall(ctx, prompt("a"), grpc.WaitForReady(true)))
+					errs <- err
+				}()
+				<-begun
+				d.set(state(timedConfig("0.1s", `"backoff":{"initial":"1m","maximum":"1m"}`), r))
+				err := <-errs
+				require.Equal(t, codes.DeadlineExceeded, status.Code(err), "%v", err)
+				require.NoError(t, ctx.Err())
+			})
+		}
+	})
+}
+
+func notify(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // Issue 12.30: the timeout bounds all attempts together. Each attempt gets the remaining time.

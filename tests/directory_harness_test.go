@@ -43,6 +43,7 @@ type directory struct {
 	cc   resolver.ClientConn
 	last update
 	err  error // reported until there is an update
+	mute bool  // nothing is reported until set or fail is called
 }
 
 func newDirectory(scheme string, first update) *directory {
@@ -56,9 +57,12 @@ func (d *directory) Close()                                {}
 func (d *directory) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.BuildOptions) (resolver.Resolver, error) {
 	d.mu.Lock()
 	d.cc = cc
-	u, err := d.last, d.err
+	u, err, mute := d.last, d.err, d.mute
 	d.mu.Unlock()
-	if err != nil {
+	switch {
+	case mute:
+		return d, nil
+	case err != nil:
 		cc.ReportError(err)
 		return d, nil
 	}
@@ -68,7 +72,7 @@ func (d *directory) Build(_ resolver.Target, cc resolver.ClientConn, _ resolver.
 
 func (d *directory) set(u update) {
 	d.mu.Lock()
-	d.last, d.err = u, nil
+	d.last, d.err, d.mute = u, nil, false
 	cc := d.cc
 	d.mu.Unlock()
 	if cc == nil {

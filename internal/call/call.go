@@ -48,6 +48,7 @@ type Call struct {
 	Resume *Resume
 
 	cancel context.CancelFunc      // of Context; nil where that is the application's own
+	early  *early                  // is Context; nil = the service config was known when the call began
 	done   func(balancer.DoneInfo) // Finished; nil until it is needed
 	spare  any                     // memory for what is prepared; nil = there is none, or it is in use
 	route  *Route                  // of the last attempt; guarded by mu once there was one
@@ -130,6 +131,9 @@ func (h *Handle) Start(
 	derives := b == noBinding || b.Config.FirstTokenTimeout > 0 || b.Router.Fleet.Divided()
 	if t := cc.GetMethodConfig(method).Timeout; t != nil && *t >= 0 {
 		c.Context, c.cancel = context.WithTimeout(ctx, *t)
+	} else if t == nil && b == noBinding && cc.GetState() != connectivity.Ready {
+		c.early = newEarly(ctx)
+		c.Context, c.cancel = c.early, c.early.cancel
 	} else if answer == state.AnswerUnseen && !o.Proxied || answer == state.AnswerMessage && (derives || o.Finishes()) {
 		c.Context, c.cancel = context.WithCancel(ctx)
 	}
@@ -173,6 +177,11 @@ func (c *Call) Header(key string) []string { return metadata.ValueFromOutgoingCo
 // have room. The Router is that of the channel's balancer, and, where it has several or none, that of the one whose
 // picker found all replicas full.
 func (c *Call) reserve(backoff time.Duration) error {
+	if cc := c.handle.conn.Value(); c.early != nil && cc != nil {
+		if t := cc.GetMethodConfig(c.key.request.Method).Timeout; t != nil && *t >= 0 {
+			c.early.bound(*t)
+		}
+	}
 	b := c.handle.bound.Load()
 	c.mu.Lock()
 	if b == noBinding {
