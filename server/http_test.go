@@ -109,6 +109,35 @@ func TestHTTPFollowsPrefixAndSession(t *testing.T) {
 }
 
 // The statuses of the contract, from a real server.
+// A request of the Responses API goes to the replica that holds the response before it, if the caller names its responses,
+// and to one replica in a conversation: its input is not the beginning of the prompt.
+func TestHTTPFollowsResponses(t *testing.T) {
+	d := startHTTP(t, withHTTP+"deployments: {chat: {replicas: [{address: \"a:1\"}, {address: \"b:1\"}, {address: \"c:1\"}]}}", discard)
+	ask := func(body string, headers ...string) string {
+		t.Helper()
+		d.clock.advance(time.Hour) // the picks before are no load
+		d.tick("chat")
+		to, code, reason := d.route(t, strings.NewReader(body), headers...)
+		require.Equal(t, http.StatusOK, code, reason)
+		return to.ReplicaID
+	}
+	used := make(map[string]bool)
+	for i := range 30 {
+		home := ask(fmt.Sprintf(`{"input":"question %d","request_id":"resp_%d_0","user":"u"}`, i, i))
+		used[home] = true
+		for turn := range 3 {
+			body := fmt.Sprintf(`{"input":"go on","user":"u","previous_response_id":"resp_%d_%d","request_id":"resp_%d_%d"}`, i, turn, i, turn+1)
+			require.Equal(t, home, ask(body), "chain %d", i)
+		}
+		require.NotEqual(t, home, ask(fmt.Sprintf(`{"input":"x","previous_response_id":"resp_%d_0"}`, i), httpendpoint.HeaderExclude, home))
+		home = ask(fmt.Sprintf(`{"input":"question %d","conversation":"conv_%d"}`, i, i))
+		for turn := range 3 {
+			require.Equal(t, home, ask(fmt.Sprintf(`{"input":"go on %d","conversation":{"id":"conv_%d"}}`, turn, i)), "conversation %d", i)
+		}
+	}
+	require.Len(t, used, 3)
+}
+
 func TestHTTPStatuses(t *testing.T) {
 	d := startHTTP(t, withHTTP+`
 load_interval: 10s

@@ -67,6 +67,7 @@ const (
 // handler answers requests for a replica.
 type handler struct {
 	host    Host
+	holders *endpoint.Holders
 	maxBody int
 }
 
@@ -79,7 +80,7 @@ type Host interface {
 // NewHandler returns the handler of a valid config. serving reports whether the server takes requests.
 func NewHandler(c Config, host Host, serving func() bool) http.Handler {
 	c = c.WithDefaults()
-	h := &handler{host: host, maxBody: c.MaxBodyBytes}
+	h := &handler{host: host, holders: endpoint.NewHolders(), maxBody: c.MaxBodyBytes}
 	mux := http.NewServeMux()
 	sameOrigin := http.NewCrossOriginProtection() // a page of another site, in a browser near the server, may not ask
 	sameOrigin.SetDenyHandler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -123,7 +124,9 @@ func (h *handler) route(w http.ResponseWriter, r *http.Request) {
 	q.Deployment, q.Excluded = deployment, excluded(r.Header)
 	q.Pair = r.Header.Get(HeaderPair) != ""
 	q.Mode = warmpathv1.PickMode_PICK_MODE_COUNT
-	a, err := h.host.ChooseReplica(call.Context(ctx), q)
+	a, err := h.holders.Choose(call, q, func() (*warmpathv1.ChooseReplicaResponse, error) {
+		return h.host.ChooseReplica(call.Context(ctx), q)
+	})
 	if err != nil {
 		refuse(w, err)
 		return

@@ -21,6 +21,9 @@ var (
 	usageNames     = []string{"prompt_tokens", "input_tokens", "completion_tokens", "output_tokens",
 		"prompt_tokens_details", "input_tokens_details"}
 	detailNames = []string{"cached_tokens"}
+
+	requestIDNames  = []string{"request_id", "previous_response_id", "input"}
+	responseIDNames = []string{"id", "response"}
 )
 
 // ErrModel is the error of a body whose model is not a string.
@@ -80,8 +83,12 @@ func (b *object) prompt() policy.Prompt {
 	return b.input()
 }
 
-// input returns the text to embed, or the input of OpenAI's responses API: a text or items, behind the instructions.
+// input returns the text to embed, or the input of OpenAI's responses API: a text or items, behind the instructions. If
+// the request goes on with a response or a conversation that the engine has, the input does not begin the prompt.
 func (b *object) input() policy.Prompt {
+	if len(b.val("previous_response_id").b) > 0 || len(b.val("conversation").b) > 0 {
+		return policy.Prompt{}
+	}
 	p, instructions := completion(b.val("input")), b.val("instructions")
 	switch first, ok := instructions.text(); {
 	case ok && p.Text != "":
@@ -144,4 +151,31 @@ func ReadUsage(u *policy.Usage, raw []byte) (found bool) {
 	prompt := max(parseCount(usage.text("prompt_tokens")), parseCount(usage.text("input_tokens")))
 	output := max(parseCount(usage.text("completion_tokens")), parseCount(usage.text("output_tokens")))
 	return raise(u, prompt, output, cached)
+}
+
+// ResponseIDs returns the id that a request of OpenAI's Responses API gives its response, as vLLM takes it, and
+// the id of the response that it goes on with; "" = none.
+func ResponseIDs(raw []byte) (named, previous string) {
+	follows := bytes.Contains(raw, []byte(`"previous_response_id"`))
+	if !follows && !(bytes.Contains(raw, []byte(`"request_id"`)) && bytes.Contains(raw, []byte(`"input"`))) {
+		return "", "" // as most bodies, which need not be read for it
+	}
+	b := objectOf(jsonValue{b: raw}, requestIDNames)
+	if len(b.val("input").b) > 0 {
+		named = b.text("request_id")
+	}
+	return named, b.text("previous_response_id")
+}
+
+// ResponseID returns the id of a response of OpenAI's Responses API from the beginning of its body, which is JSON or
+// server-sent events; "" = it is not there.
+func ResponseID(raw []byte) string {
+	b := space(raw)
+	if len(b) > 0 && b[0] != '{' {
+		_, data, _ := bytes.Cut(b, []byte("data:"))
+		b = space(data)
+	}
+	response := objectOf(jsonValue{b: b}, responseIDNames)
+	inner := objectOf(response.val("response"), responseIDNames)
+	return cmp.Or(inner.text("id"), response.text("id"))
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
 // The names of the protocol.
@@ -53,6 +54,7 @@ type exchange struct {
 
 	reservation reservation
 	report      usageReader
+	id          idReader
 }
 
 // take answers one message of the gateway.
@@ -231,16 +233,21 @@ func (x *exchange) reserve(cut bool) error {
 	q.Deployment, q.Allowed, q.MaxFallbacks = x.options.Deployment, x.subset, x.options.Fallbacks
 	q.Traceparent = x.headers.get("traceparent")
 	ctx := call.Context(x.stream.Context())
-	if q.Deployment != "" || q.GetKey().GetModel() != "" || state != endpoint.BodyNone {
-		return x.reservation.reserve(ctx, q)
-	}
-	// It asks for no model: a list of models, for example, which any deployment may answer.
-	err = status.Error(codes.Unavailable, "there is no deployment")
-	for _, q.Deployment = range x.host.Deployments(ctx) {
-		if err = x.reservation.reserve(ctx, q); err == nil {
-			return nil
+	x.id.reads = x.method == nil && isResponses(x.headers.get(":path"))
+	_, err = x.holders.Choose(&call, q, func() (*warmpathv1.ChooseReplicaResponse, error) {
+		if q.Deployment != "" || q.GetKey().GetModel() != "" || state != endpoint.BodyNone {
+			err := x.reservation.reserve(ctx, q)
+			return x.reservation.chosen, err
 		}
-	}
+		// It asks for no model: a list of models, for example, which any deployment may answer.
+		err := status.Error(codes.Unavailable, "there is no deployment")
+		for _, q.Deployment = range x.host.Deployments(ctx) {
+			if err = x.reservation.reserve(ctx, q); err == nil {
+				break
+			}
+		}
+		return x.reservation.chosen, err
+	})
 	return err
 }
 
@@ -277,6 +284,7 @@ func (x *exchange) response(m *message) error {
 		x.reservation.servedAt(served)
 		x.reservation.code = codeOf(m.headers, x.reservation.code)
 		x.report.begin(m.headers, x.method)
+		x.id.reads = x.id.reads && x.report.reads && x.reservation.code == codes.OK
 		if x.responseMode == none {
 			x.reservation.firstToken(m.end)
 			over = over || x.reservation.code != codes.OK
@@ -288,6 +296,9 @@ func (x *exchange) response(m *message) error {
 		if len(m.body) > 0 {
 			x.reservation.firstToken(m.end)
 			x.report.add(m.body)
+			if id := x.id.add(m.body); x.reservation.chosen != nil {
+				x.holders.Put(id, x.reservation.chosen.GetReplica().GetId())
+			}
 		}
 	case responseTrailers:
 		x.reservation.code = codeOf(m.headers, x.reservation.code)

@@ -51,6 +51,7 @@ type Server struct {
 	host    endpoint.Host
 	options Options
 	held    atomic.Int64 // bytes of heads and bodies
+	holders *endpoint.Holders
 	// leaving ends when Shutdown begins.
 	leaving context.Context
 	leave   context.CancelFunc
@@ -76,7 +77,7 @@ const (
 // New returns an endpoint of a host.
 func New(host endpoint.Host, o Options) *Server {
 	o.MaxBody, o.MaxHeld = cmp.Or(o.MaxBody, 1<<20), cmp.Or(o.MaxHeld, 64<<20)
-	s := &Server{host: host, options: o, ballast: make([]byte, ballast)}
+	s := &Server{host: host, options: o, holders: endpoint.NewHolders(), ballast: make([]byte, ballast)}
 	s.leaving, s.leave = context.WithCancel(context.Background())
 	own := append([]grpc.ServerOption{grpc.Creds(newEitherTLS())}, host.ServerOptions()...) // with TLS it has its own
 	s.grpc = grpc.NewServer(append(own,

@@ -90,3 +90,31 @@ func (u *usageReader) end() *policy.Usage {
 	}
 	return &u.usage
 }
+
+// isResponses reports whether a path makes a response of OpenAI's Responses API.
+func isResponses(path string) bool {
+	path, _, _ = strings.Cut(path, "?")
+	return strings.HasSuffix(path, "/responses")
+}
+
+// maxResponseHead bounds what is read of a response for its id.
+const maxResponseHead = 8 << 10
+
+// An idReader reads the id of a response of the Responses API from the beginning of its body.
+type idReader struct {
+	reads bool // the id may still come
+	kept  []byte
+}
+
+// add takes a chunk, and returns the id once it is there.
+func (r *idReader) add(chunk []byte) (id string) {
+	if !r.reads {
+		return ""
+	}
+	r.kept = append(r.kept, chunk[:min(len(chunk), maxResponseHead-len(r.kept))]...)
+	id = requestkey.ResponseID(r.kept)
+	if id != "" || len(r.kept) == maxResponseHead {
+		*r = idReader{}
+	}
+	return id
+}
