@@ -11,8 +11,10 @@
 //
 // Reports come in blocks, in superblocks, or in both. A superblock is looked up by the
 // chained hash of the block that ends it; the depth of a replica is the deepest of all
-// sources. The size must fit: blocks of another size than prompts are cut in, and
-// superblocks that these do not divide, are refused and counted.
+// sources. Superblocks do not tell of the tokens behind the last full one: what was routed
+// tells of these, up to the end of the first superblock that is not reported. The size must
+// fit: blocks of another size than prompts are cut in, and superblocks that these do not
+// divide, are refused and counted.
 //
 // # Complexity
 //
@@ -112,7 +114,7 @@ type Member struct {
 	id       string
 	place    atomic.Int32          // in the newest Fleet
 	models   []string              // declared, "" where none is; guarded by Index.mu
-	reported atomic.Bool           // a report came that was no prediction of another client
+	reported atomic.Int32          // a grain: that of its reports, the finest; written with Index.mu held
 	block    int                   // tokens in the blocks of its reports; 0 = none; guarded by Index.mu
 	routes   []*routes             // by rank
 	lanes    map[lane]kvindex.Slot // of its reports; guarded by Index.mu
@@ -124,8 +126,18 @@ type Busy struct {
 	At   time.Time // of the last call that was counted
 }
 
-// Reported reports whether an engine or a server has reported the replica's cache.
-func (m *Member) Reported() bool { return m.reported.Load() }
+// Grains of the reports of a replica, that are no predictions of another client.
+const (
+	unreported int32 = iota
+	inSuperblocks
+	inBlocks
+)
+
+// Reported reports whether the replica's cache is known block by block, from its engine.
+func (m *Member) Reported() bool { return m.reported.Load() == inBlocks }
+
+// Coarse reports whether the replica's cache is known in superblocks only.
+func (m *Member) Coarse() bool { return m.reported.Load() == inSuperblocks }
 
 // lane describes what a slot holds.
 type lane struct {
@@ -133,10 +145,11 @@ type lane struct {
 	rank   int
 	tier   policy.Tier
 	coarse bool // superblocks
+	routed bool // what was routed there, and may be evicted since
 }
 
 // absent stands for a replica that has left already.
-var absent = &Member{routes: []*routes{{slot: kvindex.NoSlot}}}
+var absent = &Member{routes: []*routes{{slot: kvindex.NoSlot, underWay: kvindex.NoSlot}}}
 
 // declared returns the models that a replica declares, "" where there are none.
 func declared(r *policy.Replica) []string {
@@ -162,8 +175,9 @@ func (x *Index) FleetChanged(c policy.FleetChange) {
 		m := &Member{id: r.ID, models: declared(r), lanes: make(map[lane]kvindex.Slot)}
 		x.members[r.ID] = m
 		for rank := range x.ranks(r) {
-			slot := x.blocks.Add(&lane{member: m, rank: rank})
-			m.routes = append(m.routes, &routes{index: x.blocks, slot: slot, tokens: x.o.KVTokens})
+			slot := x.blocks.Add(&lane{member: m, rank: rank, routed: true})
+			own := &routes{index: x.blocks, slot: slot, underWay: kvindex.NoSlot, tokens: x.o.KVTokens}
+			m.routes = append(m.routes, own)
 		}
 	}
 }
@@ -173,7 +187,8 @@ func (x *Index) forget(m *Member) {
 	for _, own := range m.routes {
 		own.mu.Lock()
 		x.blocks.Drop(own.slot)
-		own.slot = kvindex.NoSlot
+		x.blocks.Drop(own.underWay)
+		own.slot, own.underWay = kvindex.NoSlot, kvindex.NoSlot
 		own.mu.Unlock()
 	}
 	for _, slot := range m.lanes {

@@ -129,15 +129,17 @@ func (x *Index) Match(fleet *Fleet, b *rendezvous.Blocks, f *Found) {
 	}
 	f.Holders = f.Holders[:0]
 	f.depths = append(f.depths, make([][policy.Tiers]int32, max(fleet.Units()-len(f.depths), 0))...)
-	x.blocks.Match(b.Hashes, &f.matches)
-	f.add(fleet, 1, false)
-	coarse := x.coarse.Load()
+	coarse, per := x.coarse.Load(), 0
 	if coarse {
-		var per int
 		f.bounds, per = b.Superblocks(f.bounds[:0])
 		x.blocks.Match(f.bounds, &f.matches)
-		f.add(fleet, per, true)
+		f.addCoarse(fleet, per)
 	}
+	x.blocks.Match(b.Hashes, &f.matches)
+	if per > 0 {
+		f.addTails(fleet, per)
+	}
+	f.add(fleet, per > 0)
 	for i := range f.Holders {
 		h := &f.Holders[i]
 		for t, depth := range f.depths[h.At] {
@@ -152,21 +154,55 @@ func (x *Index) Match(fleet *Fleet, b *rendezvous.Blocks, f *Found) {
 	}
 }
 
-// add takes the matches of blocks, or of superblocks of so many blocks.
-func (f *Found) add(fleet *Fleet, per int, coarse bool) {
+// addCoarse takes the matches of superblocks of so many blocks.
+func (f *Found) addCoarse(fleet *Fleet, per int) {
+	for _, h := range f.matches.Holders {
+		if l := h.Owner.(*lane); l.coarse {
+			f.deepen(fleet, l, l.tier, h.Depth*per)
+		}
+	}
+}
+
+// addTails takes what was routed to replicas whose superblocks are known, up to the end of the first superblock that
+// is not there. It counts on the tier of what it follows. Called before any block is added.
+func (f *Found) addTails(fleet *Fleet, per int) {
 	for _, h := range f.matches.Holders {
 		l := h.Owner.(*lane)
 		at, ok := fleet.Place(l.member)
-		if !ok || l.coarse != coarse {
+		if !ok || !l.routed || !l.member.Coarse() {
 			continue
 		}
-		unit := fleet.Unit(at, l.rank)
-		depths := &f.depths[unit]
-		if *depths == [policy.Tiers]int32{} {
-			f.Holders = append(f.Holders, rendezvous.Place{At: int32(unit)})
+		depths, tier := &f.depths[fleet.Unit(at, l.rank)], policy.TierGPU
+		for t, depth := range depths {
+			if depth > depths[tier] {
+				tier = policy.Tier(t)
+			}
 		}
-		depths[l.tier] = max(depths[l.tier], int32(h.Depth*per))
+		f.deepen(fleet, l, tier, min(h.Depth, int(depths[tier])+per-1))
 	}
+}
+
+// add takes the matches of blocks, without those of addTails if tails is set.
+func (f *Found) add(fleet *Fleet, tails bool) {
+	for _, h := range f.matches.Holders {
+		if l := h.Owner.(*lane); !l.coarse && !(tails && l.routed && l.member.Coarse()) {
+			f.deepen(fleet, l, l.tier, h.Depth)
+		}
+	}
+}
+
+// deepen notes that a lane holds so many leading blocks.
+func (f *Found) deepen(fleet *Fleet, l *lane, tier policy.Tier, depth int) {
+	at, ok := fleet.Place(l.member)
+	if !ok || depth == 0 {
+		return
+	}
+	unit := fleet.Unit(at, l.rank)
+	depths := &f.depths[unit]
+	if *depths == [policy.Tiers]int32{} {
+		f.Holders = append(f.Holders, rendezvous.Place{At: int32(unit)})
+	}
+	depths[tier] = max(depths[tier], int32(depth))
 }
 
 // A Scope is one pool of a View in which to find the replicas of a fleet that may be

@@ -15,13 +15,15 @@ type routes struct {
 	work  atomic.Int64 // see Member.Work; written with mu held
 
 	// mu guards what is below. The index's lock is taken under it.
-	mu     sync.Mutex
-	slot   kvindex.Slot  // NoSlot when the member has left
-	era    uint64        // of the requests under way; a new one begins when there are none
-	tokens int           // size of the KV cache; 0 = not known
-	blocks int           // the capacity in force; 0 = none
-	live   int           // blocks of requests under way
-	open   []*Prediction // of the prompts under way, for those that may have to be taken back
+	mu   sync.Mutex
+	slot kvindex.Slot // NoSlot when the member has left
+	// underWay has the blocks of requests under way while the member reports superblocks only; else it is NoSlot.
+	underWay kvindex.Slot
+	era      uint64        // of the requests under way; a new one begins when there are none
+	tokens   int           // size of the KV cache; 0 = not known
+	blocks   int           // the capacity in force; 0 = none
+	live     int           // blocks of requests under way
+	open     []*Prediction // of the prompts under way, for those that may have to be taken back
 }
 
 // A Route is a request that goes to a rank of a member.
@@ -64,7 +66,7 @@ func (m *Member) Routed(s *Prediction, rank int, r Route) {
 	}
 	want := 0
 	switch {
-	case m.reported.Load():
+	case m.Reported():
 		want = max(own.live, 1)
 	case own.tokens > 0:
 		want = max(own.tokens/max(r.BlockTokens, 1), 1)
@@ -72,6 +74,10 @@ func (m *Member) Routed(s *Prediction, rank int, r Route) {
 	if want != own.blocks {
 		own.blocks = want
 		own.index.SetCapacity(slot, want)
+	}
+	if own.underWay != kvindex.NoSlot {
+		own.index.SetCapacity(own.underWay, max(own.live, 1))
+		own.index.Insert(own.underWay, r.Blocks)
 	}
 	if s.held = own.index.Insert(slot, r.Blocks); s.held < len(r.Blocks) {
 		if len(own.open) == maxOpen { // their ends do not come
@@ -120,6 +126,9 @@ func (s *Prediction) End(prefilled bool) {
 	}
 	if !prefilled && own.slot != kvindex.NoSlot {
 		own.index.Remove(own.slot, s.blocks[keep:])
+		if own.underWay != kvindex.NoSlot {
+			own.index.Remove(own.underWay, s.blocks[keep:])
+		}
 	}
 }
 

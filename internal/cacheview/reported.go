@@ -39,8 +39,8 @@ func (x *Index) slotFor(c *policy.CacheChange) kvindex.Slot {
 	} else if m.block = c.BlockTokens; c.Cleared && len(c.Stored) == 0 {
 		m.block = 0
 	}
-	if !c.Predicted && m.reported.CompareAndSwap(false, true) {
-		x.learnNames(maps.Clone(x.learnt.Load().names), m)
+	if !c.Predicted {
+		x.reports(m, l.coarse)
 	}
 	slot, ok := m.lanes[l]
 	if ok && !c.Cleared {
@@ -55,6 +55,29 @@ func (x *Index) slotFor(c *policy.CacheChange) kvindex.Slot {
 		x.blocks.SetLive(slot, !c.Predicted)
 	}
 	return slot
+}
+
+// reports notes that a member reports its cache, in superblocks or in blocks. Called with mu held.
+func (x *Index) reports(m *Member, coarse bool) {
+	old, now := m.reported.Load(), inBlocks
+	if coarse {
+		now = max(old, inSuperblocks)
+	}
+	if now == old {
+		return
+	}
+	m.reported.Store(now)
+	for rank, own := range m.routes {
+		own.mu.Lock()
+		x.blocks.Drop(own.underWay)
+		if own.underWay = kvindex.NoSlot; now == inSuperblocks {
+			own.underWay = x.blocks.Add(&lane{member: m, rank: rank})
+		}
+		own.mu.Unlock()
+	}
+	if old == unreported {
+		x.learnNames(maps.Clone(x.learnt.Load().names), m)
+	}
 }
 
 // fits reports whether blocks of so many tokens can be looked up. Called with mu held.
@@ -82,7 +105,7 @@ type learnt struct {
 func (x *Index) learnNames(names map[string]string, members ...*Member) {
 	for _, m := range members {
 		for _, name := range m.models {
-			if _, ok := names[name]; !ok && m.reported.Load() {
+			if _, ok := names[name]; !ok && m.reported.Load() != unreported {
 				names[name] = m.models[0]
 			}
 		}

@@ -31,7 +31,7 @@
 //
 // # Homes
 //
-// If engines do not report what they hold, other clients' prompts are found by agreement: the first
+// If engines do not report their blocks, other clients' prompts are found by agreement: the first
 // replica in a prompt's rendezvous order, and the rank that the key fixes, is its home. The home counts
 // as holding what it has turned out to hold of such prompts although this client did not send them
 // there, and is charged the rest. Nothing is expected before something was measured.
@@ -61,6 +61,8 @@
 //
 // What its engine or a look-aside server reports, by tier, in blocks or in superblocks of
 // 512 tokens; and what was routed there lately: see package cacheview. Reports are optional.
+// Superblocks do not tell of shorter prompts and of what follows the last full one: there own
+// routes and homes count as without reports.
 // Token prompts are cut in the block that the engine of the model reports, so its blocks
 // are found; other sizes are refused and counted. Picks that were made since a request was
 // prepared count too, so a burst spreads as if it came one by one.

@@ -26,8 +26,9 @@ const (
 	idleCall = 1.0 // calls added to both means, so that a few calls more than none do not count
 )
 
-// findHome finds the home of the prompt. There is none if an engine or a server reports what the replica caches, and
-// none while this client is alone: then it knows what it has sent, and nothing else is cached.
+// findHome finds the home of the prompt. There is none if the replica's engine reports its blocks, and none while this
+// client is alone: then it knows what it has sent, and nothing else is cached. Superblocks do not tell of the tokens
+// behind the last full one, so that is the most that is expected beyond them.
 func (c *choice) findHome() {
 	c.home = home{at: c.order[0], left: -1}
 	if c.Stale || len(c.Hashes) == 0 || c.home.at < 0 || c.alone || c.fleet.Members[c.home.at].Reported() {
@@ -41,7 +42,21 @@ func (c *choice) findHome() {
 	if share := c.reuse.Share(); share > 0 {
 		shared := c.CoveredTokens(c.First)
 		c.home.expected = shared + int(share*float64(c.Tokens-shared))
+		if c.fleet.Members[c.home.at].Coarse() {
+			c.home.expected = min(c.home.expected, c.held(c.home.at)+policy.SuperblockTokens)
+		}
 	}
+}
+
+// held returns how many leading tokens the replica at a place holds, on the rank that holds most.
+func (c *choice) held(at int32) int {
+	most := int32(0)
+	for i := range c.candidates {
+		if k := &c.candidates[i]; k.at == at {
+			most = max(most, k.tokens)
+		}
+	}
+	return int(most)
 }
 
 // is reports whether a candidate is the home. Of several ranks it is the one that the key fixes.
@@ -58,6 +73,7 @@ func (c *choice) weigh(k *candidate) float64 {
 	switch {
 	case c.is(k):
 		return max(k.credit, float64(c.home.expected))
+	case c.fleet.Members[k.at].Coarse(): // what is not evicted there is known
 	case c.home.replica != nil && c.home.replica.State().HomeWeight.Load() != 0 && k.credit < float64(c.home.expected+nearTie):
 		return 0 // other clients send prompts of the key to the home, so it is evicted elsewhere
 	}
