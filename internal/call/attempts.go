@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"google.golang.org/grpc"
@@ -131,7 +129,7 @@ func (a *Attempts) again(err error) error {
 			why = transfer
 		}
 	}
-	if why == final || a.single || status.Code(err) == codes.ResourceExhausted && a.oversized(err) {
+	if why == final || a.single || why != full && why != refused && a.oversized(err) {
 		return err
 	}
 	if end := ended(c.Context, err); end != nil {
@@ -262,21 +260,27 @@ func (a *Attempts) spend(why cause, last *attempt, err error) error {
 	return nil
 }
 
-// oversized reports whether a status names the size of the request message, as those of gRPC's implementations do: the
-// message is above the client's limit, or above the replica's, and so as a rule above that of every other replica.
+// oversized reports whether a replica may have refused the request message for its size.
 func (a *Attempts) oversized(err error) bool {
-	size := 0
+	return status.Code(err) == codes.ResourceExhausted && a.size() > commonLimit
+}
+
+// commonLimit is the size in bytes up to which gRPC servers take messages as a rule: larger ones are refused by all of a
+// fleet if they are by one.
+const commonLimit = 4 << 20
+
+// size returns the size of the request message as it was sent last, 0 if it is not known.
+func (a *Attempts) size() int {
+	if a.codec != nil { // which may have appended to it
+		return a.codec.sized()
+	}
 	switch m := a.call.key.msg.(type) {
 	case proto.Message:
-		size = proto.Size(m)
+		return proto.Size(m)
 	case protoadapt.MessageV1:
-		size = proto.Size(protoadapt.MessageV2Of(m))
+		return proto.Size(protoadapt.MessageV2Of(m))
 	}
-	if a.codec != nil { // which may have appended to it
-		size = a.codec.sized()
-	}
-	numbers := strings.FieldsFunc(status.Convert(err).Message(), func(r rune) bool { return r < '0' || r > '9' })
-	return size > 0 && slices.Contains(numbers, strconv.Itoa(size))
+	return 0
 }
 
 // retry takes one more attempt out of the channel's budget, and reports whether it was there.

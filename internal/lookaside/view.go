@@ -104,6 +104,7 @@ func (v *view) attach(r *router.Router) {
 	r.Load.SetHomes(v.homes)
 	v.eject(r)
 	r.Routes.Share(v.routes.note)
+	r.Decisions.Begin()
 	if r.ObservesCache() && (len(v.caches) > 0 || v.adopted.IndexVersion > 0) {
 		v.wantIndex = true
 		select {

@@ -8,11 +8,11 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 )
 
-// Decisions are sums over what a Router decided, until they are taken. Safe for use by many goroutines; the zero value
-// is ready.
+// Decisions are sums over what a Router decided, until they are taken. Safe for use by many goroutines. The zero value
+// counts nothing until Begin.
 type Decisions struct {
-	mu      sync.Mutex // guards replacing the map
-	reasons atomic.Pointer[map[policy.Reason]*atomic.Uint64]
+	mu      sync.Mutex                                       // guards replacing the map
+	reasons atomic.Pointer[map[policy.Reason]*atomic.Uint64] // nil = there is nobody to report to
 
 	prompt, matched, cached atomic.Uint64
 }
@@ -29,13 +29,20 @@ type Decided struct {
 	Prompt, Matched, Cached uint64 // tokens, over the requests that ended with usage
 }
 
+// Begin has decisions counted from now on: there is a look-aside server to report them to.
+func (d *Decisions) Begin() {
+	d.reasons.CompareAndSwap(nil, new(map[policy.Reason]*atomic.Uint64))
+}
+
 // Count counts a decision. It allocates at the first one of a reason only.
 func (d *Decisions) Count(why policy.Reason) {
-	if all := d.reasons.Load(); all != nil {
-		if n := (*all)[why]; n != nil {
-			n.Add(1)
-			return
-		}
+	all := d.reasons.Load()
+	if all == nil {
+		return
+	}
+	if n := (*all)[why]; n != nil {
+		n.Add(1)
+		return
 	}
 	d.counter(why).Add(1)
 }
@@ -44,9 +51,7 @@ func (d *Decisions) counter(why policy.Reason) *atomic.Uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	next := make(map[policy.Reason]*atomic.Uint64)
-	if all := d.reasons.Load(); all != nil {
-		maps.Copy(next, *all)
-	}
+	maps.Copy(next, *d.reasons.Load())
 	if next[why] == nil && len(next) >= maxReasons {
 		why = otherReason
 	}
@@ -61,6 +66,9 @@ func (d *Decisions) counter(why policy.Reason) *atomic.Uint64 {
 
 // Used counts the usage of a request that has ended, if it has any.
 func (d *Decisions) Used(q *policy.Request, made *policy.Decision, u policy.Usage) {
+	if d.reasons.Load() == nil {
+		return
+	}
 	if prompt, predicted, cached, ok := Used(q, made, u); ok {
 		d.prompt.Add(prompt)
 		d.matched.Add(predicted)

@@ -73,10 +73,10 @@ func (s *shadow) choose(q *policy.Request, v *view, d *policy.Decision) {
 	defer x.done()
 	mine := s.Choose(&x.request, v)
 	if mine.Replica != nil {
-		// The prompt is not sent there, so nothing is cached there. A policy without prompts keeps what it noted, as the
-		// turn of round_robin: it would have sent the request.
-		if s.Observer.Withdrawn != nil && s.Uses&policy.UsesPrompt != 0 {
-			s.Observer.Withdrawn(&x.request, mine)
+		// The request is not sent there, and a policy that learns from routes is told where it is. Any other policy keeps
+		// what it noted, as the turn of round_robin: it would have sent the request.
+		if o := &s.Observer; o.Withdrawn != nil && (o.Routed != nil || o.Completed != nil) {
+			o.Withdrawn(&x.request, mine)
 		}
 		if mine.Replica = v.byID(mine.Replica.ID); mine.Replica != nil && !v.Available(q, mine.Replica) {
 			mine.Replica = nil
