@@ -17,16 +17,16 @@ import (
 // probes returns what asks the replicas before a call reserves one in a Router; nil where none is to be asked: by the
 // config, since a look-aside server sends the load, or because the policy does not look at it, or cannot be asked for a
 // decision that is not carried out.
-func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *policy.Request) {
+func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *policy.Request) (asked bool) {
 	p := r.Policy()
 	loads := policy.UsesLoad | policy.UsesOngoing
 	if c.LoadPoll == "" || b.attached.watch != nil || p.Uses&loads == 0 || p.Preview == nil {
 		return nil
 	}
 	source := loadprobe.Source(c.LoadPoll)
-	return func(call context.Context, q *policy.Request) {
+	return func(call context.Context, q *policy.Request) (asked bool) {
 		if q.Pin != "" || len(r.View().Connected()) < 2 || !r.Rollout.Decides(q) {
-			return
+			return false
 		}
 		wait := loadprobe.MaxWait
 		if end, ok := call.Deadline(); ok {
@@ -35,6 +35,7 @@ func (b *lb) probes(c *policy.Config, r *router.Router) func(context.Context, *p
 		ctx, cancel := context.WithTimeout(call, wait)
 		defer cancel()
 		loadprobe.Before(ctx, r, q, func(rep *policy.Replica) bool { return b.probe(ctx, source, r, rep) })
+		return true
 	}
 }
 

@@ -39,8 +39,9 @@ type Binding struct {
 	// result, from any goroutine. It returns at once; nil = engines are not reached. Of the
 	// context only the values are used.
 	Abort func(ctx context.Context, replica, method, id string, ended func(how string))
-	// Probe asks replicas for their load before one is reserved for a request; nil = none is asked.
-	Probe func(ctx context.Context, q *policy.Request)
+	// Probe asks replicas for their load before one is reserved for a request, and reports whether the Router's
+	// Load.Asked is to be called after that; nil = none is asked.
+	Probe func(ctx context.Context, q *policy.Request) (asked bool)
 	// NoKey warns that a call of a method has no key that the policy can use.
 	NoKey func(b *Binding, method string)
 	// Key is equal for equal configurations: a kept Router is given

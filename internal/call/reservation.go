@@ -46,7 +46,9 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 		if b.Probe != nil && backoff == 0 {
 			b.Router.Prepare(c.Scope, q) // it may take longer than replicas are waited for
 			asks := time.Now()
-			b.Probe(c.Scope, q)
+			if b.Probe(c.Scope, q) {
+				defer b.Router.Load.Asked()
+			}
 			probed = time.Since(asks)
 		}
 		switch err := c.inLegs(b, func(ctx context.Context, legs *router.Legs) error {

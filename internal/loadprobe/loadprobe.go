@@ -4,14 +4,15 @@
 // # Rule
 //
 // Before a request reserves a replica, the client asks the one that the policy would choose now. With the answer the
-// policy chooses again, until it chooses one that has answered in the last 100 ms, or five were asked. Then those
+// policy chooses again, until it chooses one that the request has asked, or five were asked. Then those
 // that have not answered count as the mean of those that have: else a fleet with the same load everywhere would look
-// idle where it was not asked. The request waits 20 ms at most; a later answer counts for other requests.
+// idle where it was not asked. The request waits 20 ms at most. An answer counts for the requests that are asking when it
+// comes, and for no later ones: figures of different moments are not compared.
 //
 // # Complexity
 //
 // At most five probes for a request of the fleet, so those of a replica do not grow with the number of clients. A
-// client has one probe of a replica under way at most, and makes no more than ten a second.
+// client has one probe of a replica under way at most, which serves all requests that ask meanwhile.
 //
 // # Guarantees
 //
@@ -42,26 +43,27 @@ import (
 
 const (
 	// MaxWait bounds how long a request waits for answers.
-	MaxWait = 20 * time.Millisecond
+	MaxWait = load.Step
 	// Timeout bounds a probe. It is also how long a replica is left alone that did not answer once.
 	Timeout = time.Second
-	// Fresh is how long an answer is not asked for again.
-	Fresh = 100 * time.Millisecond
 
 	rounds     = 5 // three: +4 % TTFT, +5 % p99 in the simulator; two at random beside them: no gain
 	maxBackoff = 10 * time.Second
 )
 
-// Before asks before a replica is reserved for a request. ask asks one, and returns false where that changes nothing:
-// its last answer is fresh, or the request must not wait any longer.
+// Before asks before a replica is reserved for a request. ask asks one, and returns false if that changes nothing, as
+// when the request must not wait any longer. The caller calls the Router's Load.Asked when the request has its
+// reservation, or gets none.
 func Before(ctx context.Context, r *router.Router, q *policy.Request, ask func(*policy.Replica) bool) {
-	for range rounds {
+	r.Load.Ask()
+	var asked [rounds]*policy.Replica
+	for i := range asked {
 		var held router.Reservation
 		if r.Reserve(ctx, q, &held, router.How{Query: true}) != nil {
 			return
 		}
 		held.Release()
-		if !ask(held.Decision.Replica) {
+		if asked[i] = held.Decision.Replica; slices.Contains(asked[:i], asked[i]) || !ask(asked[i]) {
 			return
 		}
 	}
@@ -113,7 +115,7 @@ type State struct {
 	mu       sync.Mutex
 	answered chan struct{} // closed when the probe under way ends; nil = none is
 	begun    time.Time     // the last probe
-	next     time.Time     // when it is asked again
+	next     time.Time     // when it is asked again after a failure
 	late     bool          // the last answer came after MaxWait
 	failures int           // in a row
 }
@@ -139,7 +141,7 @@ func (s *State) End(now time.Time, err error) (fails bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	close(s.answered)
-	s.answered, s.next = nil, now.Add(Fresh)
+	s.answered = nil
 	if err == ErrNotMade {
 		return false
 	}

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
@@ -20,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// Many requests that probe at once make one probe, and its answer serves those of the next 100 ms.
+// Many requests that probe at once make one probe. Those that come after its answer make another.
 func TestAnswersAreShared(t *testing.T) {
 	s, now := new(State), time.Unix(1000, 0)
 	answered, first := s.Begin(now)
@@ -32,11 +33,7 @@ func TestAnswersAreShared(t *testing.T) {
 	}
 	require.False(t, s.End(now.Add(MaxWait), nil))
 	<-answered
-	now = now.Add(MaxWait)
-	fresh, first := s.Begin(now.Add(Fresh - 1))
-	require.False(t, first)
-	require.Nil(t, fresh)
-	answered, first = s.Begin(now.Add(Fresh))
+	answered, first = s.Begin(now.Add(MaxWait))
 	require.True(t, first)
 	require.NotNil(t, answered)
 }
@@ -52,7 +49,7 @@ func TestLateAnswers(t *testing.T) {
 		require.False(t, first)
 		require.Nil(t, late)
 		s.End(now.Add(took), nil)
-		now = now.Add(took + Fresh)
+		now = now.Add(took)
 	}
 }
 
@@ -70,7 +67,6 @@ func TestFailures(t *testing.T) {
 	}
 	_, _ = s.Begin(now)
 	require.False(t, s.End(now, nil))
-	now = now.Add(Fresh)
 	_, first := s.Begin(now)
 	require.True(t, first)
 	require.True(t, s.End(now, errors.New("again")), "the first after an answer")
@@ -83,7 +79,6 @@ func TestProbesThatAreNotMade(t *testing.T) {
 		_, first := s.Begin(now)
 		require.True(t, first)
 		require.False(t, s.End(now, ErrNotMade))
-		now = now.Add(Fresh)
 	}
 	_, _ = s.Begin(now)
 	require.True(t, s.End(now, errors.New("no such method")), "the first failure")
@@ -143,6 +138,32 @@ func TestEvenLoad(t *testing.T) {
 			})
 			require.Len(t, probed, rounds)
 		}))
+	}
+}
+
+// While load grows everywhere, the replicas that earlier requests have asked do not look idle: prompts stay at home. So
+// do those of requests that ask at the same time.
+func TestGrowingLoad(t *testing.T) {
+	p, err := kvaware.New(kvaware.Config{})
+	require.NoError(t, err)
+	r := policytest.NewRouter(t, p, policytest.Fleet(8))
+	prompt := func(i int) *policy.Request {
+		q := new(policy.Request)
+		q.SetPrompt(policy.Prompt{Text: strings.Repeat(fmt.Sprint(i, " "), 20_000)})
+		return q
+	}
+	home := make(map[int]string)
+	for i := range 40 {
+		home[i] = policytest.Route(t, r, prompt(i))
+	}
+	for i := range 40 {
+		q := prompt(i)
+		Before(t.Context(), r, q, func(rep *policy.Replica) bool {
+			r.Report(rep.ID, load.Report{Ongoing: 60, QueuedTokens: int64(i) * 200_000})
+			return true
+		})
+		require.Equal(t, home[i], policytest.Route(t, r, q), i)
+		r.Load.Asked()
 	}
 }
 

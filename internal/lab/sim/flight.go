@@ -55,7 +55,9 @@ func (r *run) arrive(ctx context.Context, i int) {
 	if r.exact {
 		r.subscribe(f.router, work.Hashes)
 	}
-	r.poll(ctx, f)
+	if r.poll(ctx, f) {
+		defer f.router.Load.Asked()
+	}
 	var ticket router.Ticket
 	how := router.How{Ticket: &ticket}
 	if r.Prefill+r.Decode > 0 {

@@ -72,7 +72,6 @@ type run struct {
 	draw     *rand.Rand
 	fleet    *baseline.Fleet
 	share    *sharing
-	answered map[*policy.Replica]time.Duration // when each client's replica answered a poll last
 	polls    int
 	scrape   time.Duration // when the baselines look at the engines next
 	queue    []waiting     // of all clients, in the order in which they came
@@ -95,7 +94,7 @@ func newRun(prompts *Prompts, c Config) (*run, error) {
 	}
 	r := &run{
 		Config: c, Prompts: prompts, samples: make([]drive.Sample, len(prompts.rs)), scrape: never,
-		byID: make(map[string]*machine), answered: make(map[*policy.Replica]time.Duration),
+		byID: make(map[string]*machine),
 		draw: rand.New(rand.NewPCG(c.Seed, drawClients)),
 	}
 	prompts.cut(c.Engines[0].BlockSize)

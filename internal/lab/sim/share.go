@@ -151,20 +151,18 @@ func (s *sharing) broadcast() {
 	}
 }
 
-// poll asks replicas before a request is routed, where clients do.
-func (r *run) poll(ctx context.Context, f *flight) {
+// poll asks replicas before a request is routed, where clients do. The answers come at once, so no other request of the
+// client asks meanwhile.
+func (r *run) poll(ctx context.Context, f *flight) (asked bool) {
 	if r.Share != SharePoll && r.Share != SharePollCount {
-		return
+		return false
 	}
 	loadprobe.Before(ctx, f.router, &f.req, func(rep *policy.Replica) bool {
-		if last, ever := r.answered[rep]; ever && r.now-last < loadprobe.Fresh {
-			return false
-		}
-		r.answered[rep] = r.now
 		r.polls++
 		f.router.Report(rep.ID, r.loadOf(rep.Index()))
 		return true
 	})
+	return true
 }
 
 // loadOf is what an engine answers.

@@ -18,10 +18,23 @@ type Traffic struct {
 	Jitter time.Duration
 	// ToolGaps gives the trace's sessions the times of agents, as in workload.ToolGaps; there is no jitter then.
 	ToolGaps bool
+	// Burst is how many requests, those in the middle, arrive at one instant.
+	Burst int
 }
 
 // Requests are those of a seed. Rate is requests per second, or what to divide the trace's times by.
 func (t *Traffic) Requests(rate float64, seed uint64) ([]workload.Request, error) {
+	rs, err := t.spread(rate, seed)
+	if from := max(len(rs)-t.Burst, 0) / 2; t.Burst > 0 {
+		for i := from; i < min(from+t.Burst, len(rs)); i++ {
+			rs[i].At = rs[from].At
+		}
+	}
+	return rs, err
+}
+
+// spread returns the requests without a burst.
+func (t *Traffic) spread(rate float64, seed uint64) ([]workload.Request, error) {
 	if t.Workload.Name != "" {
 		spec := t.Workload
 		spec.Rate, spec.Seed = rate, seed

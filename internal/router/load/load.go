@@ -21,6 +21,9 @@ import (
 // ReportTTL is how long a replica's report of its load counts.
 const ReportTTL = 2 * time.Second
 
+// Step is about how long a step of an engine takes. Reports that are no further apart are of one moment.
+const Step = 20 * time.Millisecond
+
 // A Tracker keeps the peer load and the rates of the replicas of one fleet. Safe for use by many goroutines.
 type Tracker struct {
 	now       func() time.Time
@@ -39,6 +42,7 @@ type Tracker struct {
 	homes   map[string]float64 // as SetHomes set them
 	samples int                // since the groups were made
 	apart   bool               // there are several groups
+	asking  int                // requests between Ask and Asked
 }
 
 // A replica is what a Tracker keeps of one replica.
@@ -190,6 +194,29 @@ func (t *Tracker) Assume(id string) (changed bool) {
 		}
 	}
 	return changed
+}
+
+// Ask begins a request that asks replicas for their load. Reports that came before do not count for it: while load grows
+// everywhere, a replica that was asked early would look idle beside one that is asked now. Reports of the last Step do if
+// other requests are asking, too. Asked follows. O(replicas).
+func (t *Tracker) Ask() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	oldest := t.now().Add(-Step)
+	for _, r := range t.fleet {
+		if !r.reported.IsZero() && (t.asking == 0 || r.reported.Before(oldest)) {
+			r.reported = time.Time{}
+			t.setPeer(r, r.peer)
+		}
+	}
+	t.asking++
+}
+
+// Asked ends a request that asked for load, when it has reserved a replica.
+func (t *Tracker) Asked() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.asking--
 }
 
 // Expire drops the reports that are too old. It is called before picks while reports count. O(1), and O(replicas) once

@@ -15,7 +15,20 @@ func Builtin() []Cell {
 	cells[0].Factor, cells[0].Proxies = "base", true
 	cells = append(cells, factors()...)
 	cells = append(cells, corners()...)
-	return append(cells, pressure()...)
+	return append(append(cells, pressure()...), bursts()...)
+}
+
+// bursts are cells in which 750 of about 2,400 requests come at one instant, without KV events.
+func bursts() []Cell {
+	var cells []Cell
+	for _, share := range []sim.Share{sim.ShareNone, sim.SharePoll, sim.ShareLoad} {
+		cells = append(cells, vary("burst", "burst-"+string(share), func(c *Cell) {
+			c.Workload, c.Load, c.Rate, c.Burst = "b2b", 0.7, 8, 750
+			c.Replicas, c.KVTokens, c.Share, c.NoEvents = 8, 352_000, share, true
+			c.Minutes, c.WarmUpMinutes = 5, 1
+		}))
+	}
+	return cells
 }
 
 // pressedWorkload is one whose cells have rates: how much the fleet can do depends on the policy, and full is the rate

@@ -32,6 +32,8 @@ type Cell struct {
 	// faster than recorded the trace arrives.
 	Load float64 `json:"load"`
 	Rate float64 `json:"rate,omitempty"`
+	// Burst is how many requests, those in the middle, arrive at one instant.
+	Burst int `json:"burst,omitempty"`
 	// Replicas and Clients are how many there are.
 	Replicas int `json:"replicas"`
 	Clients  int `json:"clients"`
@@ -78,6 +80,7 @@ func (c *Cell) check() error {
 		{"unshared", c.Unshared, c.Unshared >= 0 && c.Unshared < 1 && (!trace || c.Unshared == 0)},
 		{"load", c.Load, c.Load > 0 && c.Load <= 10},
 		{"rate", c.Rate, c.Rate >= 0 && c.Rate < 1e6},
+		{"burst", c.Burst, c.Burst >= 0},
 		{"presets", "none", len(c.Presets) > 0},
 		{"interval_ms", c.IntervalMS, c.IntervalMS >= 0},
 		{"minutes", c.Minutes, c.Minutes >= 0 && c.Minutes < 1e5},

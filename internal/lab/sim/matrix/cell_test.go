@@ -18,7 +18,7 @@ func TestBuiltin(t *testing.T) {
 		count[c.Factor]++
 	}
 	require.Equal(t, map[string]int{
-		"base": 1, "workload": len(workload.Names()) - 3, "load": 3, "replicas": 2, "clients": 2, "share": 3, "kv": 1, "preset": 2, "corner": 40, "pressure": 35,
+		"base": 1, "burst": 3, "workload": len(workload.Names()) - 3, "load": 3, "replicas": 2, "clients": 2, "share": 3, "kv": 1, "preset": 2, "corner": 40, "pressure": 35,
 	}, count)
 }
 

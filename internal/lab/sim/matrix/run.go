@@ -152,7 +152,7 @@ func minutes(m float64) time.Duration { return time.Duration(m * float64(time.Mi
 // traffic is what arrives in a cell.
 func (p *Plan) traffic(c *Cell) sim.Traffic {
 	duration, _ := p.times(c)
-	t := sim.Traffic{Workload: workload.Spec{Name: c.Workload, Unshared: c.Unshared, Duration: duration}}
+	t := sim.Traffic{Workload: workload.Spec{Name: c.Workload, Unshared: c.Unshared, Duration: duration}, Burst: c.Burst}
 	if c.Workload == Trace {
 		t.Workload.Name, t.Trace, t.Copies, t.Jitter = "", p.Trace, c.Copies, p.Jitter
 	}
