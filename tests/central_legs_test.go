@@ -67,7 +67,7 @@ func TestCentralLegs(t *testing.T) {
 	for id, r := range f.by {
 		r.instead(func(_ context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
 			if id[0] == 'd' && failed.CompareAndSwap(false, true) {
-				return nil, status.Error(codes.Unavailable, "down")
+				return nil, status.Error(codes.ResourceExhausted, "full")
 			}
 			return r.usual(q), nil
 		})

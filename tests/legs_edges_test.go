@@ -152,20 +152,19 @@ func (h held) Header() (metadata.MD, error) {
 	return md, err
 }
 
-// A header of a failed attempt is not taken as a header of the next attempt. The answer of the prefill leg is reused
-// until a decode leg has its first message.
+// A header of a failed attempt is not taken as a header of the next attempt.
 func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 	f := startLegFleet(t, 1, 3)
 	var opened atomic.Int64
-	third := make(chan struct{})
+	second := make(chan struct{}) // closed when the second decode leg begins
 	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 			s, err := open(ctx)
 			switch opened.Add(1) {
 			case 2: // of the first decode leg
-				return held{s, third}, err
-			case 3:
-				close(third)
+				return held{s, second}, err
+			case 4:
+				close(second)
 			}
 			return s, err
 		}))
@@ -188,7 +187,7 @@ func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 	}
 	for range 20 {
 		f.by["p0"].requests()
-		third = make(chan struct{})
+		second = make(chan struct{})
 		fails.Store(2)
 		opened.Store(0)
 		s, err := vllmpb.NewInferenceClient(f.cc).GenerateStream(deadline(t), request())
@@ -198,7 +197,7 @@ func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 		both.Go(func() { _, err = s.Recv() })
 		both.Wait()
 		require.NoError(t, err)
-		require.Equal(t, 1, len(f.by["p0"].requests())) // not Len: it prints them
+		require.Equal(t, 3, len(f.by["p0"].requests())) // not Len: it prints them
 		_, err = s.Recv()                               // else it ends when memory is collected
 		require.ErrorIs(t, err, io.EOF)
 	}

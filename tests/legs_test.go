@@ -273,8 +273,9 @@ func TestLegsRetry(t *testing.T) {
 		{"prefill fails", "p", fails(codes.Internal), 2, 1},
 		{"prefill dies", "p", dies, 2, 1},
 		{"the transfer fails", "d", fails(codes.Internal), 2, 2},
-		{"decode dies", "d", dies, 1, 2},
-		{"decode is unavailable", "d", fails(codes.Unavailable), 1, 2},
+		{"decode dies", "d", dies, 2, 2},
+		{"decode is unavailable", "d", fails(codes.Unavailable), 2, 2},
+		{"decode refuses", "d", fails(codes.ResourceExhausted), 1, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := startLegFleet(t, 2, 3)
@@ -304,35 +305,46 @@ func TestLegsRetry(t *testing.T) {
 	}
 }
 
-// A decode replica that dies may have taken the KV cache. An attempt that finds it gone is none of max_attempts, and no
-// evidence against the two replicas that it was sent to.
-func TestLegsTakenBefore(t *testing.T) {
-	f := startLegFleet(t, 2, 3)
-	var decodes, prefills atomic.Int32
-	for id, r := range f.by {
-		r.instead(func(ctx context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
-			if id[:1] == "p" {
-				if prefills.Add(1) == 2 {
-					return nil, status.Error(codes.Unavailable, "it starts")
+// A decode replica takes the KV cache once: the prefill replica then gives the blocks to other requests, and the engine of
+// another decode replica would read those without an error. Whatever a decode leg ends with after its replica has begun,
+// no other one is told of the same blocks.
+func TestLegsHandOverOnce(t *testing.T) {
+	for _, end := range []codes.Code{codes.OK, codes.Unavailable, codes.Internal, codes.NotFound, codes.Canceled} {
+		t.Run(end.String(), func(t *testing.T) {
+			f := startLegFleet(t, 2, 3)
+			var decodes, prefills atomic.Int32
+			for id, r := range f.by {
+				r.instead(func(ctx context.Context, q *vllmpb.GenerateRequest) (*vllmpb.GenerateResponse, error) {
+					a := r.usual(q)
+					switch {
+					case id[:1] == "p":
+						blocks := structpb.NewNumberValue(float64(prefills.Add(1)))
+						a.Outputs.FinishInfo.KvTransferParams.Fields["remote_block_ids"] = blocks
+					case decodes.Add(1) == 1 && end == codes.OK: // the replica dies
+						go r.stop()
+						<-ctx.Done()
+						return nil, ctx.Err()
+					case decodes.Load() == 1:
+						return nil, status.Error(end, "it fails")
+					}
+					return a, nil
+				})
+			}
+			_, _, err := f.call(t, deadline(t), request())
+			require.NoError(t, err)
+			require.Equal(t, []int32{2, 2}, []int32{prefills.Load(), decodes.Load()})
+			told := make(map[float64]int)
+			for _, r := range f.by {
+				for _, q := range r.requests() {
+					if blocks := q.GetKv().GetKvTransferParams().GetFields()["remote_block_ids"]; blocks != nil {
+						told[blocks.GetNumberValue()]++
+					}
 				}
-				return r.usual(q), nil
 			}
-			switch decodes.Add(1) {
-			case 1:
-				go r.stop()
-				<-ctx.Done()
-				return nil, ctx.Err()
-			case 2:
-				return nil, status.Error(codes.Internal, "unknown reference")
-			}
-			return r.usual(q), nil
+			require.Equal(t, map[float64]int{1: 1, 2: 1}, told)
+			f.idle(t)
 		})
 	}
-	_, d, err := f.call(t, deadline(t), request())
-	require.NoError(t, err, "three failures: of max_attempts 3, two count")
-	require.Equal(t, 4, d.Attempts)
-	require.Equal(t, []int32{3, 3}, []int32{prefills.Load(), decodes.Load()})
-	f.idle(t)
 }
 
 // A prefill replica that hands nothing over does not fail the call: the decode leg computes the prompt.

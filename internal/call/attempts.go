@@ -125,9 +125,14 @@ func (a *Attempts) again(err error) error {
 	last, err := a.lost(err)
 	why := causeOf(err, &last)
 	if why == final || why == failed {
-		if transfer := c.legs.broke(err); transfer != final {
-			why = transfer
+		if c.legs.broke(err) {
+			why = broken
 		}
+	}
+	switch why {
+	case full, refused, rejected, unsent: // no engine has begun
+	default:
+		c.legs.spend()
 	}
 	if why == final || a.single || why != full && why != refused && a.oversized(err) {
 		return err
@@ -142,7 +147,6 @@ func (a *Attempts) again(err error) error {
 		return nil
 	case why != late && a.retriedElsewhere() && !(why == unsent && c.legs != nil): // no other can repeat a leg
 		return err
-	case why == taken: // once for each prefill leg, and those count
 	case why == refused:
 		a.refused++
 		a.backoff = b.Config.Backoff.Wait(int(a.refused))

@@ -12,8 +12,8 @@ import (
 
 // When one of two replicas dies, the transfer between their legs breaks, and the engine of the other replica answers with
 // a status such as INTERNAL. A leg that ends so is disputed. It is no evidence against its replica, and the retry does
-// not avoid that replica, if the connection to the other one was lost, the other leg has failed by itself, the lease was
-// over, or a decode replica that died may have taken the KV cache before. All other legs are judged as any attempt.
+// not avoid that replica, if the connection to the other one was lost, the other leg has failed by itself, or the lease
+// was over. All other legs are judged as any attempt.
 
 // A link is the connection to a replica at one moment.
 type link struct {
@@ -55,29 +55,31 @@ func (l *legs) dispute(err error) bool {
 	return l.disputed(err)
 }
 
-// broke returns broken or taken where the decode leg, which failed with err, may have failed with the transfer, else
-// final. The next attempt then does not begin with the answer of the prefill leg.
-func (l *legs) broke(err error) cause {
+// broke reports whether the decode leg, which failed with err, may have failed with the transfer. The next attempt then
+// does not begin with the answer of the prefill leg.
+func (l *legs) broke(err error) bool {
 	if l == nil || !ofTransfer(err) {
-		return final
+		return false
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.over {
-		return final
+		return false
 	}
-	l.until, l.suspect = time.Time{}, !l.again
-	if l.again {
-		return taken
-	}
-	return broken
+	l.until, l.suspect = time.Time{}, true
+	return true
 }
 
-// repeats notes that a decode leg begins with an answer that one before it had.
-func (l *legs) repeats() {
+// spend notes that a decode replica may have taken the KV cache. The prefill replica then gives the blocks to other
+// requests, and vLLM lets a second decode replica read what is in them by now, without an error: no other decode leg
+// begins with the answer.
+func (l *legs) spend() {
+	if l == nil {
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.again = true
+	l.spent = true
 }
 
 // spares reports whether a leg that ended with err is not at fault.
@@ -92,7 +94,7 @@ func (l *legs) spares(prefill bool, err error) bool {
 		l.spared = status.Code(l.decodeErr) == codes.Unavailable || l.decodes.lost()
 		return l.spared
 	}
-	return own || l.again || l.prefills.lost() || !l.until.IsZero() && !time.Now().Before(l.until)
+	return own || l.prefills.lost() || !l.until.IsZero() && !time.Now().Before(l.until)
 }
 
 // blame corrects the outcome of a leg before it is reported. Called with mu held.

@@ -22,7 +22,6 @@ const (
 	broken                // the request was sent, and no answer came, or UNAVAILABLE: one more attempt
 	failed                // the replica answered with a status that may be its own fault: one other replica is tried
 	late                  // first_token_timeout passed, and the attempt was cancelled: one more attempt
-	taken                 // a decode leg began again with KV cache that the replica of before may have taken: both legs again
 )
 
 // ofRequest reports whether a status speaks of the request: every replica would answer with it. A call whose context
@@ -75,7 +74,7 @@ func interrupts(err error) bool {
 var retries = [...]string{
 	refused: telemetry.RetryRejected, rejected: telemetry.RetryRejected,
 	unsent: telemetry.RetryUnsent, broken: telemetry.RetryBroken, failed: telemetry.RetryFailed,
-	late: telemetry.RetryTimeout, taken: telemetry.RetryBroken,
+	late: telemetry.RetryTimeout,
 }
 
 // deadlineSlack is by how much a replica's timer may be ahead of the client's: it resets the stream at the deadline.

@@ -27,8 +27,8 @@ const lease = 25 * time.Second
 
 // legs are those of an attempt that is sent to two replicas: a prefill leg, which is an RPC of its own, and the decode
 // leg, which is the attempt of the application's call. The Router reserves both in one step. In a sequential flow the
-// decode leg begins with the answer of the prefill leg; then it can be repeated at another replica while the lease
-// lasts. Else both begin at once, and where one fails both do.
+// decode leg begins with the answer of the prefill leg; while the lease lasts it can go to another replica, unless an
+// engine may have begun with it. Else both begin at once, and where one fails both do.
 type legs struct {
 	prefill  Call // the prefill leg: its picker finds it as that of any call
 	kv       *requestkey.Legs
@@ -50,7 +50,7 @@ type legs struct {
 	until     time.Time          // end of the lease; zero = the decode leg does not begin with an answer
 	usage     policy.Usage       // of the prefill leg
 	over      bool               // the decode leg has its first message: the transfer is complete
-	again     bool               // the decode leg begins with the answer for the second time
+	spent     bool               // a decode replica may have taken the KV cache, which only one can
 	suspect   bool               // the transfer may have failed
 	spared    bool               // the prefill leg has failed since the decode replica is gone
 	sent      chan struct{}      // closed when gRPC is done with the attempt of the decode leg; nil = none is under way
@@ -118,7 +118,7 @@ func (l *legs) from() (_ *policy.Replica, until time.Time) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.over && time.Now().Before(l.until) && !l.prefills.lost() {
+	if !l.over && !l.spent && time.Now().Before(l.until) && !l.prefills.lost() {
 		return l.prefills.Replica, l.until
 	}
 	return nil, until

@@ -83,9 +83,6 @@ func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) er
 		ctx, cancel := context.WithDeadline(c, until)
 		err := reserve(ctx, &router.Legs{From: from})
 		cancel()
-		if err == nil {
-			c.legs.repeats()
-		}
 		if err == nil || c.Err() != nil {
 			return err
 		}

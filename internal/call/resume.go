@@ -114,7 +114,7 @@ func (r *Resume) Next(err error) (msg any, way Way) {
 	c, o := r.call, r.output.Load()
 	last, err := c.Attempts.lost(err)
 	if o == nil || c.Context.Err() != nil || last.Replica == nil ||
-		!interrupts(err) && c.legs.broke(err) == final {
+		!interrupts(err) && !c.legs.broke(err) {
 		return nil, way
 	}
 	b, how := c.handle.bound.Load(), telemetry.NotResumed
