@@ -87,7 +87,7 @@ func bound(tb testing.TB, object string) (set *channels, cc *grpc.ClientConn, rt
 // BenchmarkInterceptors is the cost that warmpath adds to a call: the interceptor, the request key, the policy,
 // the held, and their release.
 func BenchmarkInterceptors(b *testing.B) {
-	for _, name := range []string{"prefix_cache_affinity", "power_of_two_choices"} {
+	for _, name := range []string{"kv_aware", "power_of_two_choices"} {
 		set, cc, _, claim := bound(b, fmt.Sprintf(`{"policy":{%q:{}}}`, name))
 		for _, size := range []int{128, 32 << 10} {
 			benchmarkInterceptors(b, name, &testpb.Payload{Body: []byte(strings.Repeat("x", size))}, set, cc, claim)

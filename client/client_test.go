@@ -11,7 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy/consistenthash"
-	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/roundrobin"
 )
 
@@ -63,7 +63,7 @@ func TestOptionErrors(t *testing.T) {
 		{[]grpc.DialOption{WithConfig(`{"max_atempts":1}`)}, `warmpath: config: unknown field "max_atempts"`},
 		{[]grpc.DialOption{WithConfig(`{"max_atempts":1}`), WithPolicy(roundrobin.Config{})}, `warmpath: config: unknown field "max_atempts"`},
 		{[]grpc.DialOption{WithPolicy(broken{})}, "warmpath: config: policy.broken: json: unsupported type: func()"},
-		{[]grpc.DialOption{WithPolicy(prefixaffinity.Config{OnMiss: "x"})}, `warmpath: config: policy.prefix_cache_affinity: on_miss: it is "x", want rendezvous, least_loaded or smallest`},
+		{[]grpc.DialOption{WithPolicy(kvaware.Config{BlockTokens: -1})}, `warmpath: config: policy.kv_aware: block_tokens: -1 is not between 1 and 65536`},
 		{[]grpc.DialOption{WithDialects(dialect.Dialect{Methods: []string{"/a/b"}, Prompt: "0"})}, `warmpath: dialects[0] (/a/b): prompt: "0": "0" is no field number`},
 	} {
 		_, err := New("warmpath:///127.0.0.1:1", tt.options...)

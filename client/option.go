@@ -42,7 +42,7 @@ type option struct {
 
 func (o option) apply(to *options) { o.set(to) }
 
-// WithPolicy selects the policy by its config: prefixaffinity.Config{} is the default policy with the default config.
+// WithPolicy selects the policy by its config: kvaware.Config{} is the default policy with the default config.
 // It takes precedence over WithConfig. A service config from the resolver takes precedence over both.
 func WithPolicy(config policy.NamedConfig) Option {
 	return option{set: func(o *options) { o.policy = config }}

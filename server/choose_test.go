@@ -153,7 +153,7 @@ func TestFullAndTooLarge(t *testing.T) {
 
 // Picks without any report spread over the fleet, in every mode.
 func TestCallersThatNeverReportSpread(t *testing.T) {
-	for _, policy := range []string{"round_robin", "power_of_two_choices", "prefix_cache_affinity", "kv_aware"} {
+	for _, policy := range []string{"round_robin", "power_of_two_choices", "kv_aware"} {
 		for _, mode := range []warmpathv1.PickMode{count, query} {
 			t.Run(fmt.Sprint(policy, mode), func(t *testing.T) {
 				f := start(t, "load_interval: 10s\ndeployments: {chat: {policy: {"+policy+": {}}, replicas: [{address: 'a:1'}, {address: 'b:1'}, {address: 'c:1'}]}}")

@@ -64,7 +64,7 @@ func (d *httpServer) route(t testing.TB, body io.Reader, headers ...string) (to 
 
 // A pick counts for a time, so a caller that only picks does not send everything to one replica.
 func TestHTTPPicksCount(t *testing.T) {
-	d := startHTTP(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
+	d := startHTTP(t, withHTTP+strings.Replace(quiet, "round_robin", "kv_aware", 1), discard)
 	got := make(map[string]int)
 	for range 30 {
 		to, code, _ := d.route(t, nil)
@@ -80,7 +80,7 @@ func TestHTTPPicksCount(t *testing.T) {
 
 // A prompt goes where its prefix went before, also if only its beginning arrived.
 func TestHTTPFollowsPrefixAndSession(t *testing.T) {
-	d := startHTTP(t, withHTTP+strings.Replace(quiet, "round_robin", "prefix_cache_affinity", 1), discard)
+	d := startHTTP(t, withHTTP+strings.Replace(quiet, "round_robin", "kv_aware", 1), discard)
 	for n := range 8 {
 		chat := fmt.Sprintf(`{"model":"m","messages":[{"role":"system","content":"%s"},{"role":"user","content":"hi"}]}`, strings.Repeat(fmt.Sprint("rule ", n, ". "), 100))
 		first, code, _ := d.route(t, strings.NewReader(chat))

@@ -34,7 +34,7 @@ func textKey(text string) *warmpathv1.RequestKey {
 // Issue 12.8: require_prompt refuses a request without a prompt, over gRPC and over HTTP, where the policy uses
 // prompts.
 func TestRequirePrompt(t *testing.T) {
-	s := serve(t, withHTTP+"deployments: {chat: {require_prompt: true, policy: {prefix_cache_affinity: {}}, "+three+"}}", nil)
+	s := serve(t, withHTTP+"deployments: {chat: {require_prompt: true, policy: {kv_aware: {}}, "+three+"}}", nil)
 	for _, mode := range []warmpathv1.PickMode{query, warmpathv1.PickMode_PICK_MODE_COUNT, warmpathv1.PickMode_PICK_MODE_RESERVE} {
 		_, err := s.routing.ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: mode})
 		require.Equal(t, codes.InvalidArgument, status.Code(err))
@@ -210,11 +210,11 @@ func TestRefusedCallsMakeNoSpans(t *testing.T) {
 // Issue 12.25: the start of a deployment is logged in one line. Requests without the key that its policy needs are
 // logged once as a warning, over gRPC and over HTTP.
 func TestStartAndMissingKeysAreLogged(t *testing.T) {
-	s := serve(t, withHTTP+"deployments: {chat: {policy: {prefix_cache_affinity: {}}, session_keys: [user], max_ongoing_requests: 7, mode: central, "+three+"}}", nil)
+	s := serve(t, withHTTP+"deployments: {chat: {policy: {kv_aware: {}}, session_keys: [user], max_ongoing_requests: 7, mode: central, "+three+"}}", nil)
 	lines := s.log.lines(t, "the deployment starts")
 	require.Len(t, lines, 1)
 	for field, want := range map[string]any{
-		"deployment": "chat", "policy": "prefix_cache_affinity", "mode": "central", "replicas": 3.0, "session_keys": []any{"user"},
+		"deployment": "chat", "policy": "kv_aware", "mode": "central", "replicas": 3.0, "session_keys": []any{"user"},
 		"settings": `{"max_ongoing_requests":7}`,
 	} {
 		require.Equal(t, want, lines[0][field], field)

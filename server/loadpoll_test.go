@@ -19,7 +19,7 @@ func TestPolledLoadExpiresAndCapacityDoesNot(t *testing.T) {
 load_interval: 10s
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     load_poll: "http://HOST:1/metrics"
     replicas: [{id: a, address: "127.0.0.1:1"}, {id: b, address: "127.0.0.1:2"}]
 `
@@ -56,7 +56,7 @@ deployments:
 load_interval: 10s
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     replicas: [{id: a, address: "127.0.0.1:1"}]
 `)))
 	poll("a", load.Report{QueuedTokens: -1, Ongoing: 9}) // an answer that was under way

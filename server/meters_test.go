@@ -49,7 +49,7 @@ func TestEveryMetricMoves(t *testing.T) {
 load_interval: 10s
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     register: true
     load_poll: "grpc:vllm"`), Options{Logger: discard, now: now.now, Meter: sdkmetric.NewMeterProvider(sdkmetric.WithReader(reader))})
 	require.NoError(t, err)

@@ -26,7 +26,7 @@ const pageConfig = `
 http: {listen: '127.0.0.1:0'}
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     shadow_policy: {round_robin: {}}
     replicas:
     - {id: a, address: "10.0.0.1:1", max_ongoing_requests: 40}
@@ -87,7 +87,7 @@ func TestPage(t *testing.T) {
 	require.NotContains(t, page, "<img")
 	require.NotRegexp(t, `(?i)<script[^>]*>[^<]|<style|\sstyle=|\son\w+=|https?://|javascript:`, regexp.MustCompile(`<th scope="row">&lt;img[^<]*`).ReplaceAllString(page, ""))
 	require.Regexp(t, `<th scope="row">round_robin</th>(?s:.{0,200})<td class="n">3</td>`, page)
-	for _, want := range []string{"prefix_cache_affinity", "0 <i>of 40</i>", "10.0.0.3:1", "Shadow policy", ">2 ready<", "None. Clients that watch"} {
+	for _, want := range []string{"kv_aware", "0 <i>of 40</i>", "10.0.0.3:1", "Shadow policy", ">2 ready<", "None. Clients that watch"} {
 		require.Contains(t, page, want)
 	}
 	for path, kind := range map[string]string{"/page.js": "text/javascript; charset=utf-8", "/page.css": "text/css; charset=utf-8", "/page.svg": "image/svg+xml"} {

@@ -17,7 +17,7 @@ import (
 func BenchmarkCluster(b *testing.B) {
 	const servers, clients, replicas = 8, 1000, 200
 	var config strings.Builder
-	config.WriteString("load_interval: 10s\ndeployments:\n  chat:\n    policy: {prefix_cache_affinity: {}}\n    register: true\n    replicas:\n")
+	config.WriteString("load_interval: 10s\ndeployments:\n  chat:\n    policy: {kv_aware: {}}\n    register: true\n    replicas:\n")
 	for i := range replicas {
 		fmt.Fprintf(&config, "    - {id: engine-%d, address: \"10.0.%d.%d:1\"}\n", i, i/100, i%100)
 	}

@@ -155,7 +155,7 @@ const clustered = `
 load_interval: 10s
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     register: true
     replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}, {id: c, address: "10.0.0.3:1"}]
 `

@@ -45,7 +45,7 @@ principals:
 - {name: ops, token: trusted-0123456789, trusted: true, register: true}
 - {name: team, token: "sha256:b7e1aab7f76aa4d76b0de0ff2ba3d96c0b2b0e6ef1a3b5f0c9a1bb25bbec3ff2", deployments: [chat]}
 deployments:
-  chat: {register: true, models: [llama], policy: {prefix_cache_affinity: {}}, shadow_policy: {round_robin: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}
+  chat: {register: true, models: [llama], policy: {kv_aware: {}}, shadow_policy: {round_robin: {}}, replicas: [{id: a, address: "10.0.0.1:1"}]}
   code: {models: [llama, qwen], policy: {round_robin: {}}, replicas: [{id: b, address: "10.0.0.2:1"}]}
 `
 

@@ -18,7 +18,7 @@ import (
 const reloaded = `
 load_interval: 10s
 deployments:
-  chat: {policy: {prefix_cache_affinity: {}}, register: true, replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]}
+  chat: {policy: {kv_aware: {}}, register: true, replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]}
 `
 
 // A reload keeps leases, watches, reports, registrations, what the policy has learned, and the versions that clients
@@ -80,7 +80,7 @@ func init() {
 func TestReloadThatFails(t *testing.T) {
 	const two = reloaded + "  other: {policy: {round_robin: {}}, target: \"dns:///127.0.0.1:1\"}\n"
 	f := start(t, two)
-	changed := parse(t, strings.NewReplacer("10s", "9s", "prefix_cache_affinity", "breaks", "127.0.0.1:1", "127.0.0.1:2").Replace(two))
+	changed := parse(t, strings.NewReplacer("10s", "9s", "kv_aware", "breaks", "127.0.0.1:1", "127.0.0.1:2").Replace(two))
 	breaks.Store(true)
 	defer breaks.Store(false)
 	require.ErrorContains(t, f.Update(changed), "deployments.chat: config: policy.breaks: it breaks")
@@ -126,7 +126,7 @@ func TestReloadFailsNoPick(t *testing.T) {
 // Reservations count while they are held, whichever policy made them.
 func TestReloadKeepsTheLoadOfReservations(t *testing.T) {
 	config := func(policy string) string {
-		return strings.NewReplacer("prefix_cache_affinity", policy).Replace(reloaded)
+		return strings.NewReplacer("kv_aware", policy).Replace(reloaded)
 	}
 	f := start(t, config("round_robin"))
 	key := &warmpathv1.RequestKey{Prompt: tokens(100)}

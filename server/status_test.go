@@ -45,7 +45,7 @@ func TestStatus(t *testing.T) {
 load_interval: 10s
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     register: true
     max_ongoing_requests: 2
     replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1", draining: true}, {id: c, address: "10.0.0.3:1", max_ongoing_requests: 1}]
@@ -60,7 +60,7 @@ deployments:
 	f.tick("chat")
 
 	d := f.status(t, "chat")
-	require.Equal(t, "prefix_cache_affinity", d.GetPolicy())
+	require.Equal(t, "kv_aware", d.GetPolicy())
 	states, ongoing := map[string]string{}, uint32(0)
 	for _, r := range d.GetReplicas() {
 		states[r.GetId()] = r.GetState()
@@ -108,7 +108,7 @@ func TestStatusCompares(t *testing.T) {
 	f := start(t, `
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     shadow_policy: {round_robin: {}}
     replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]
 `)

@@ -100,9 +100,7 @@ func seen(t *testing.T, f *fixture, token string) (all []string) {
 // Nothing that untrusted principals receive depends on whether a prompt was cached, also where two of them work
 // together. What a trusted one receives does.
 func TestMatchesAreHiddenFromTheUntrusted(t *testing.T) {
-	for _, policy := range []string{
-		"{prefix_cache_affinity: {}}", "{prefix_cache_affinity: {on_miss: smallest}}", "{kv_aware: {}}",
-	} {
+	for _, policy := range []string{"{prefix_cache_affinity: {}}", "{kv_aware: {}}"} {
 		for _, token := range []string{spyToken, chatToken, trustedToken} {
 			t.Run(fmt.Sprint(policy, token), func(t *testing.T) {
 				warm, cold := seen(t, watched(t, policy, true), token), seen(t, watched(t, policy, false), token)
@@ -122,7 +120,7 @@ func TestMatchesAreHiddenFromTheUntrusted(t *testing.T) {
 
 // A watcher that is no longer trusted gets a snapshot of the load as it may see it, and the other way round.
 func TestLoadAfterAChangeOfTrust(t *testing.T) {
-	f := watched(t, "{prefix_cache_affinity: {}}", true)
+	f := watched(t, "{kv_aware: {}}", true)
 	d := f.deployment("chat")
 	_, err := f.with(t, chatToken).ChooseReplica(soon(t), &warmpathv1.ChooseReplicaRequest{Mode: reserve, Key: hashed(64, 16, 0)})
 	require.NoError(t, err)

@@ -42,7 +42,7 @@ func generation(id string) *enginepb.GenerateRequest {
 
 // When a call is cancelled and the engine does not notice, the client calls Abort and the engine frees what it held.
 func TestAbortFreesTheEngine(t *testing.T) {
-	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
+	for _, policy := range []string{"round_robin", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			s := startEngine(t, grpcserver.Config{Speed: 10, IgnoreCancel: true})
 			m := newMeter(t)

@@ -190,7 +190,7 @@ func TestRandomSlowLives(t *testing.T) {
 	for i := range rs {
 		rs[i] = randomReplica(t)
 	}
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":8`, `"retry_ratio":"off"`, `"first_token_timeout":"1ms"`)), m.option)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"kv_aware":{}}`, `"max_ongoing_requests":8`, `"retry_ratio":"off"`, `"first_token_timeout":"1ms"`)), m.option)
 	stub := testpb.NewTestServiceClient(cc)
 	ctx, stop := context.WithCancel(deadline(t))
 	var collector, wg sync.WaitGroup

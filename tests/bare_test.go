@@ -19,7 +19,7 @@ import (
 // Only a service config, no interceptor: sessions in metadata work.
 func TestBareSessions(t *testing.T) {
 	rs := replicas(t, 4)
-	for _, policy := range []string{"consistent_hash", "prefix_cache_affinity"} {
+	for _, policy := range []string{"consistent_hash", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			cc, err := grpc.NewClient(target(rs...), insecureOption(), grpc.WithNoProxy(),
 				grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"`+policy+`":{}}}}]}`))
@@ -67,7 +67,7 @@ func TestBareFull(t *testing.T) {
 		<-release
 		return &testpb.SimpleResponse{}, nil
 	}})
-	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
+	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "kv_aware"} {
 		cc, err := grpc.NewClient(target(r), insecureOption(), grpc.WithNoProxy(),
 			grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"`+policy+`":{}},"max_ongoing_requests":1}}]}`))
 		require.NoError(t, err)

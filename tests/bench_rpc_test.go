@@ -30,14 +30,14 @@ func BenchmarkRPC(b *testing.B) {
 	require.NoError(b, err)
 	defer func() { require.NoError(b, plain.Close()) }()
 	warm := map[string]*grpc.ClientConn{}
-	for _, p := range []string{"prefix_cache_affinity", "round_robin", "power_of_two_choices"} {
+	for _, p := range []string{"kv_aware", "round_robin", "power_of_two_choices"} {
 		warm[p] = dial(b, target(rs...), client.WithConfig(config(`{"`+p+`":{}}`)))
 		connected(b, warm[p], rs)
 	}
 	connectedPlain(b, plain, rs)
 	for _, kind := range []string{"unary", "stream"} {
 		for _, size := range []int{128, 32 << 10} {
-			for _, p := range []string{"prefix_cache_affinity", "round_robin", "power_of_two_choices"} {
+			for _, p := range []string{"kv_aware", "round_robin", "power_of_two_choices"} {
 				b.Run(fmt.Sprintf("%s/%dB/%s", kind, size, p), func(b *testing.B) {
 					for b.Loop() {
 						comparePairs(b, caller(plain, kind, size), caller(warm[p], kind, size))

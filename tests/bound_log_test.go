@@ -75,7 +75,7 @@ func TestBoundChannelsAreLogged(t *testing.T) {
 
 // Issue 12.25: when a policy that needs a key finds none, one log line reports it and names the remedy.
 func TestMissingKeyIsLoggedOnce(t *testing.T) {
-	for _, policy := range []string{"consistent_hash", "prefix_cache_affinity", "kv_aware"} {
+	for _, policy := range []string{"consistent_hash", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			var log logged
 			rs := []*replica{{beside: func(s *grpc.Server) { grpc_health_v1.RegisterHealthServer(s, healthy{}) }}}

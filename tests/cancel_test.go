@@ -26,7 +26,7 @@ import (
 // they are under way. None of them leaves anything in the router.
 func TestCancelsLeaveNothingInTheRouter(t *testing.T) {
 	const callers, each = 16, 2100 // of each policy
-	for _, name := range []string{"power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
+	for _, name := range []string{"power_of_two_choices", "consistent_hash", "kv_aware"} {
 		t.Run(name, func(t *testing.T) {
 			c, err := policy.ParseConfig([]byte(`{"policy":{"` + name + `":{}},"max_ongoing_requests":3,"max_queued_requests":20}`))
 			require.NoError(t, err)
@@ -131,7 +131,7 @@ func TestCancelsLeaveNothing(t *testing.T) {
 	}
 	rs := []*replica{serving(), serving()}
 	m := newMeter(t)
-	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)))
+	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"kv_aware":{}}`, `"max_ongoing_requests":4`)))
 	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)
 	var cut, whole atomic.Int64

@@ -20,7 +20,7 @@ import (
 // apart is a deployment in mode central of replicas with roles. Those that prefill are so much faster that every
 // request is split.
 func apart(mode string, prefills, decodes []string) string {
-	text := "    mode: " + mode + "\n    central_deadline: 10s\n    policy: {prefix_cache_affinity: {}}\n    replicas:"
+	text := "    mode: " + mode + "\n    central_deadline: 10s\n    policy: {kv_aware: {}}\n    replicas:"
 	for i, addr := range prefills {
 		text += fmt.Sprintf("\n    - {id: p%d, address: %q, role: prefill, weight: 100, kv_bootstrap: \"10.0.0.9:7000\"}", i, addr)
 	}

@@ -82,7 +82,7 @@ func TestCentralOnlyFirstCalls(t *testing.T) {
 // The server decides for two channels that share nothing: what one sends, the other's prompt finds, by hashes alone.
 func TestCentralDecides(t *testing.T) {
 	rs := replicas(t, 4)
-	at, _ := lookasideWith(t, "", centralised(`{prefix_cache_affinity: {}}`, rs))
+	at, _ := lookasideWith(t, "", centralised(`{kv_aware: {}}`, rs))
 	one, other := dial(t, "warmpath://"+at+"/chat"), dial(t, "warmpath://"+at+"/")
 	connected(t, one, rs)
 	connected(t, other, rs)
@@ -331,7 +331,7 @@ func BenchmarkCallOfAMode(b *testing.B) {
 	for _, mode := range []string{"broadcast", "central"} {
 		b.Run(mode, func(b *testing.B) {
 			rs := replicas(b, 4)
-			deployment := strings.Replace(centralised(`{prefix_cache_affinity: {}}`, rs), "mode: central", "mode: "+mode, 1)
+			deployment := strings.Replace(centralised(`{kv_aware: {}}`, rs), "mode: central", "mode: "+mode, 1)
 			at, _, _ := lookasideServer(b, "", deployment)
 			cc := dial(b, "warmpath://"+at+"/")
 			connected(b, cc, rs)

@@ -64,7 +64,7 @@ func TestAChatTemplateThatFailsCostsTheTokensOnly(t *testing.T) {
 	m := newMeter(t)
 	var log logged
 	cc := dial(t, target(rs...), m.option, client.WithLogger(log.logger()), client.WithConfig(fmt.Sprintf(
-		`{"policy":{"prefix_cache_affinity":{}},%s,"tokenizer":{"from":%q,"chat_template":%q},"prepare_timeout":"1s"}`, chatDialects, engine.URL, template)))
+		`{"policy":{"kv_aware":{}},%s,"tokenizer":{"from":%q,"chat_template":%q},"prepare_timeout":"1s"}`, chatDialects, engine.URL, template)))
 	connected(t, cc, rs)
 	ask := func(content string) client.Decision {
 		var d client.Decision

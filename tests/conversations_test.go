@@ -78,60 +78,58 @@ func TestATurnWithoutTokensMovesNoConversation(t *testing.T) {
 		{name: "down after an image", odd: image, at: 2, down: 3},
 		{name: "image while it is down", template: true, odd: image, at: 3, down: 3},
 	} {
-		for _, policy := range []string{"kv_aware", "prefix_cache_affinity"} {
-			t.Run(c.name+", "+policy, func(t *testing.T) {
-				url, down := tokenizing(t)
-				tokenizer := fmt.Sprintf(`{"from":%q`, url)
-				if c.template {
-					tokenizer += fmt.Sprintf(`,"chat_template":%q`, writeTemplate(t, template))
+		t.Run(c.name, func(t *testing.T) {
+			url, down := tokenizing(t)
+			tokenizer := fmt.Sprintf(`{"from":%q`, url)
+			if c.template {
+				tokenizer += fmt.Sprintf(`,"chat_template":%q`, writeTemplate(t, template))
+			}
+			rs := replicas(t, 5)
+			m := newMeter(t)
+			cc := dial(t, target(rs...), m.option, client.WithConfig(fmt.Sprintf(
+				`{"policy":{"kv_aware":{}},%s,"tokenizer":%s},"prepare_timeout":"20s"}`, chatDialects, tokenizer)))
+			connected(t, cc, rs)
+			ask := func(turns ...string) client.Decision {
+				var d client.Decision
+				_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithDecision(deadline(t), &d), chatOf(turns...))
+				require.NoError(t, err)
+				return d
+			}
+			said := make([][]string, conversations)
+			at := make([]string, conversations)
+			moved, tries := 0, 0
+			for i := 1; i <= turns; i++ {
+				down.Store(c.down == i)
+				if c.down == i-1 && i > 1 { // it is left alone for a while
+					eventually(t, "the endpoint is asked again", func() bool {
+						before := m.sum(t, "warmpath.tokenize.errors")
+						tries++
+						ask(turn("user", fmt.Sprint("are you there? ", tries)))
+						return m.sum(t, "warmpath.tokenize.errors") == before
+					})
 				}
-				rs := replicas(t, 5)
-				m := newMeter(t)
-				cc := dial(t, target(rs...), m.option, client.WithConfig(fmt.Sprintf(
-					`{"policy":{%q:{}},%s,"tokenizer":%s},"prepare_timeout":"20s"}`, policy, chatDialects, tokenizer)))
-				connected(t, cc, rs)
-				ask := func(turns ...string) client.Decision {
-					var d client.Decision
-					_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithDecision(deadline(t), &d), chatOf(turns...))
-					require.NoError(t, err)
-					return d
-				}
-				said := make([][]string, conversations)
-				at := make([]string, conversations)
-				moved, tries := 0, 0
-				for i := 1; i <= turns; i++ {
-					down.Store(c.down == i)
-					if c.down == i-1 && i > 1 { // it is left alone for a while
-						eventually(t, "the endpoint is asked again", func() bool {
-							before := m.sum(t, "warmpath.tokenize.errors")
-							tries++
-							ask(turn("user", fmt.Sprint("are you there? ", tries)))
-							return m.sum(t, "warmpath.tokenize.errors") == before
-						})
+				for n := range conversations {
+					if i == 1 {
+						said[n] = append(said[n], turn("system", strings.Repeat("Be brief. ", 40)))
 					}
-					for n := range conversations {
-						if i == 1 {
-							said[n] = append(said[n], turn("system", strings.Repeat("Be brief. ", 40)))
-						}
-						if c.odd != "" && i == c.at {
-							said[n] = append(said[n], fmt.Sprintf(c.odd, n))
-						}
-						said[n] = append(said[n], turn("user", strings.Repeat(fmt.Sprintf("question %d of conversation %d; ", i, n), 8)))
-						d := ask(said[n]...)
-						if i > 1 && at[n] != d.Replica {
-							moved++
-						}
-						at[n] = d.Replica
-						said[n] = append(said[n], turn("assistant", strings.Repeat(fmt.Sprintf("answer %d to %d; ", i, n), 8)))
+					if c.odd != "" && i == c.at {
+						said[n] = append(said[n], fmt.Sprintf(c.odd, n))
 					}
+					said[n] = append(said[n], turn("user", strings.Repeat(fmt.Sprintf("question %d of conversation %d; ", i, n), 8)))
+					d := ask(said[n]...)
+					if i > 1 && at[n] != d.Replica {
+						moved++
+					}
+					at[n] = d.Replica
+					said[n] = append(said[n], turn("assistant", strings.Repeat(fmt.Sprintf("answer %d to %d; ", i, n), 8)))
 				}
-				require.Zero(t, moved)
-				if c.odd == "" && c.down == 0 {
-					require.Zero(t, m.sum(t, "warmpath.tokenize.errors"))
-				} else {
-					require.GreaterOrEqual(t, m.sum(t, "warmpath.tokenize.errors"), int64(conversations))
-				}
-			})
-		}
+			}
+			require.Zero(t, moved)
+			if c.odd == "" && c.down == 0 {
+				require.Zero(t, m.sum(t, "warmpath.tokenize.errors"))
+			} else {
+				require.GreaterOrEqual(t, m.sum(t, "warmpath.tokenize.errors"), int64(conversations))
+			}
+		})
 	}
 }

@@ -62,7 +62,7 @@ func revive(t testing.TB, r *replica) {
 
 // Replicas are killed and restarted under load. Calls of every kind that had no first message yet do not fail.
 func TestDeathUnderLoad(t *testing.T) {
-	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
+	for _, policy := range []string{"round_robin", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			rs := make([]*replica, 4)
 			for i := range rs {

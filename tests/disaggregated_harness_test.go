@@ -194,7 +194,7 @@ func startKVFleet(t testing.TB, flow kvFlow, o kvOptions) *kvFleet {
 	}
 	dir := newDirectory("kvfleet", members(all...))
 	if o.config == "" {
-		o.config = `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off"}` // the background fails too
+		o.config = `{"policy":{"kv_aware":{}},"retry_ratio":"off"}` // the background fails too
 	}
 	f.cc = dial(t, "kvfleet:///x", grpc.WithResolvers(dir), client.WithConfig(o.config), f.meter.option)
 	for _, e := range f.engines {

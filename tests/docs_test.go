@@ -280,7 +280,7 @@ func tail(hashes []uint64, local uint64) []uint64 {
 func TestPolicyFollowsTheHashesPage(t *testing.T) {
 	ids := []string{"r0", "r1", "r2", "r3", "r4"}
 	route := func(q *policy.Request) (order []string) {
-		p, err := policy.New(prefixaffinity.Name, nil)
+		p, err := policy.New(kvaware.Name, nil)
 		require.NoError(t, err)
 		r := policytest.NewRouter(t, p, policytest.Fleet(5))
 		for range ids {

@@ -64,7 +64,7 @@ func meetAll(t *testing.T, stub testpb.TestServiceClient, rs []*replica) {
 func TestReplicaWithAStatusOfItsOwn(t *testing.T) {
 	for _, code := range ownStatuses {
 		t.Run(code.String(), func(t *testing.T) {
-			routes(t, []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`, `{"prefix_cache_affinity":{}}`}, func(t *testing.T, dial func(*testing.T, []*replica, ...grpc.DialOption) testpb.TestServiceClient) {
+			routes(t, []string{`{"round_robin":{}}`, `{"power_of_two_choices":{}}`, `{"kv_aware":{}}`}, func(t *testing.T, dial func(*testing.T, []*replica, ...grpc.DialOption) testpb.TestServiceClient) {
 				rs := replicas(t, 3)
 				var ill atomic.Bool
 				rs[0].unary = func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {

@@ -96,7 +96,7 @@ func TestStandbyHasTheReservations(t *testing.T) {
 					return nil
 				}
 			}
-			deployment := strings.Replace(centralised(`{prefix_cache_affinity: {}}`, rs), "mode: central", "mode: "+mode, 1)
+			deployment := strings.Replace(centralised(`{kv_aware: {}}`, rs), "mode: central", "mode: "+mode, 1)
 			kills := map[string]func(){}
 			var addresses []string
 			for range 2 {

@@ -55,7 +55,7 @@ func TestConnectionChangeIsConstant(t *testing.T) {
 	for name, sizes := range map[string][2]int{"whole": {50, 1000}, "by picks": {1001, 5000}} {
 		t.Run(name, func(t *testing.T) {
 			objects := func(n int) uint64 {
-				f := newWideFleet(t, "prefix_cache_affinity", n)
+				f := newWideFleet(t, "kv_aware", n)
 				f.connect(t)
 				const changes = 20
 				_, all := allocated(func() {

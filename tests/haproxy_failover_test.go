@@ -159,7 +159,7 @@ func TestHAProxySendsTheRank(t *testing.T) {
 // and no body.
 func TestHAProxyClients(t *testing.T) {
 	replicas := httpReplicas(t)
-	_, at := httpLookAside(t, replicas, "prefix_cache_affinity: {}", "")
+	_, at := httpLookAside(t, replicas, "kv_aware: {}", "")
 	for _, env := range []string{"WARMPATH_NOTHING=", "WARMPATH_FORWARD_BODY=1"} {
 		t.Run(env, func(t *testing.T) {
 			f := startHAProxy(t, at, at, replicas, env)

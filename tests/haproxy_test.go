@@ -54,7 +54,7 @@ func TestHAProxyForwardsTheBody(t *testing.T) {
 	require.Equal(t, "r0", f.post(strings.NewReader(chat("whole"))).replica)
 	require.Equal(t, []string{"", chat("whole")}, fake.receivedBodies())
 
-	_, a := httpLookAside(t, replicas, "prefix_cache_affinity: {}", "")
+	_, a := httpLookAside(t, replicas, "kv_aware: {}", "")
 	f = startHAProxy(t, a, a, replicas, "WARMPATH_FORWARD_BODY=1")
 	for n := range 6 {
 		for _, length := range []int{2_000, 300_000} {

@@ -52,7 +52,7 @@ func TestIndexSurvivesIdleness(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			rs := replicas(t, 4)
 			m := newMeter(t)
-			cc := dialled(t, how, target(rs...), []client.Option{client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), m.option.(client.Option)},
+			cc := dialled(t, how, target(rs...), []client.Option{client.WithConfig(config(`{"kv_aware":{}}`)), m.option.(client.Option)},
 				grpc.WithIdleTimeout(200*time.Millisecond))
 			defer func() { require.NoError(t, cc.Close()) }()
 			stub := testpb.NewTestServiceClient(cc)
@@ -159,7 +159,7 @@ func TestOneListManyChannels(t *testing.T) {
 // A closed channel is collected with its index, even while its list of options is in use.
 func TestClosedChannelsAreCollected(t *testing.T) {
 	rs := replicas(t, 2)
-	own := []client.Option{client.WithConfig(config(`{"prefix_cache_affinity":{}}`))}
+	own := []client.Option{client.WithConfig(config(`{"kv_aware":{}}`))}
 	list := append(client.DialOptions(own...), insecureOption(), grpc.WithNoProxy())
 	open := map[string]func() (*grpc.ClientConn, error){
 		"New":         func() (*grpc.ClientConn, error) { return client.New(target(rs...), own[0], insecureOption()) },

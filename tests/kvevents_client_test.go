@@ -90,7 +90,7 @@ func TestKVEventsOfAReplicaThatIsDownEnd(t *testing.T) {
 		configs [2]string // in turn
 	}{
 		{"the policy changes", [2]string{
-			config(`{"kv_aware":{}}`, events), config(`{"prefix_cache_affinity":{}}`, events),
+			config(`{"kv_aware":{}}`, events), config(`{"consistent_hash":{}}`, events),
 		}},
 		{"the last source goes", [2]string{config(`{"kv_aware":{}}`, events), config(`{"kv_aware":{}}`)}},
 	} {

@@ -112,7 +112,7 @@ func TestLegsDecodeReplicaDies(t *testing.T) {
 	for name, dies := range map[string]bool{"the decode replica is dead": true, "the decode replica lives": false} {
 		t.Run(name, func(t *testing.T) {
 			var order atomic.Pointer[judged]
-			f := startRoomFleet(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, oneStrike)), opening(
+			f := startRoomFleet(t, client.WithConfig(config(`{"kv_aware":{}}`, oneStrike)), opening(
 				func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 					s, err := open(ctx)
 					if j := order.Load(); j != nil && err == nil {

@@ -50,7 +50,7 @@ func (r notified) RecvMsg(m any) error {
 // An interceptor inside warmpath's may change the route of an attempt. The prefill leg stays on its reserved replica.
 func TestLegsOfAnotherRoute(t *testing.T) {
 	f := startLegFleet(t, 2, 2)
-	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+	f.dial(t, client.WithConfig(config(`{"kv_aware":{}}`)), opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 			return open(client.WithExclude(ctx, "nowhere"))
 		}))
@@ -64,7 +64,7 @@ func TestLegsOfAnotherRoute(t *testing.T) {
 // A retryPolicy cannot repeat a leg with a reserved replica. The call goes on with another pair.
 func TestLegsWithRetryPolicy(t *testing.T) {
 	f := startLegFleet(t, 2, 2)
-	f.dial(t, grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"prefix_cache_affinity":{}}}}],
+	f.dial(t, grpc.WithDefaultServiceConfig(`{"loadBalancingConfig":[{"warmpath":{"policy":{"kv_aware":{}}}}],
 		"methodConfig":[{"name":[{}],"retryPolicy":{"maxAttempts":4,"initialBackoff":"0.001s","maxBackoff":"0.001s",
 		"backoffMultiplier":1,"retryableStatusCodes":["UNAVAILABLE"]}}]}`))
 	var failed atomic.Bool
@@ -106,7 +106,7 @@ func TestLegsCancelBetween(t *testing.T) {
 	cc := dial(t, "between:///x", grpc.WithResolvers(newDirectory("between", members(
 		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100},
 		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
-	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), m.option, opening(
+	))), client.WithConfig(config(`{"kv_aware":{}}`)), m.option, opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 			s, err := open(ctx)
 			return notified{s, func() {
@@ -157,7 +157,7 @@ func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 	f := startLegFleet(t, 1, 3)
 	var opened atomic.Int64
 	second := make(chan struct{}) // closed when the second decode leg begins
-	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+	f.dial(t, client.WithConfig(config(`{"kv_aware":{}}`)), opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 			s, err := open(ctx)
 			switch opened.Add(1) {
@@ -208,7 +208,7 @@ func TestLegsHeaderOfAnEarlierAttempt(t *testing.T) {
 func TestLegsUnderAnotherBalancer(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
 	u := members(f.members...)
-	u.serviceConfig = `{"loadBalancingConfig":[{"warmpath":{"policy":{"prefix_cache_affinity":{}}}}]}`
+	u.serviceConfig = `{"loadBalancingConfig":[{"warmpath":{"policy":{"kv_aware":{}}}}]}`
 	directory := newDirectory("other", u)
 	f.cc = dial(t, "other:///x", grpc.WithResolvers(directory), f.m.option)
 	f.splits(t)
@@ -269,7 +269,7 @@ func TestLegsOfARank(t *testing.T) {
 	cc := dial(t, "ranks:///x", grpc.WithResolvers(newDirectory("ranks", members(
 		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100, Ranks: 8, KVEngineID: "e"},
 		policy.Attributes{ID: "d", Address: decodes, Role: policy.RoleDecode, Weight: 1},
-	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	))), client.WithConfig(config(`{"kv_aware":{}}`)))
 	for n := 0; n < 20; {
 		var decision client.Decision
 		s, err := enginepb.NewVllmEngineClient(cc).Generate(client.WithDecision(deadline(t), &decision), &enginepb.GenerateRequest{
@@ -298,7 +298,7 @@ func TestFirstCallsWaitForBothRoles(t *testing.T) {
 		cc := dial(t, "first:///x", grpc.WithResolvers(newDirectory("first", members(
 			policy.Attributes{ID: "p", Address: addrs["p"], Role: policy.RolePrefill},
 			policy.Attributes{ID: "d", Address: addrs["d"], Role: policy.RoleDecode},
-		))), client.WithConfig(`{"policy":{"prefix_cache_affinity":{}},`+pairOnly+`}`))
+		))), client.WithConfig(`{"policy":{"kv_aware":{}},`+pairOnly+`}`))
 		stub := vllmpb.NewInferenceClient(cc)
 		eventually(t, "connection to "+others, func() bool {
 			_, err := stub.Generate(client.WithPin(deadline(t), others), request())
@@ -336,7 +336,7 @@ func TestLegsWithAnAnswerThatIsNone(t *testing.T) {
 	cc := dial(t, "none:///x", grpc.WithResolvers(newDirectory("none", members(
 		policy.Attributes{ID: "p", Address: prefills, Role: policy.RolePrefill, Weight: 100},
 		policy.Attributes{ID: "d", Address: l.Addr().String(), Role: policy.RoleDecode, Weight: 1},
-	))), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), m.option)
+	))), client.WithConfig(config(`{"kv_aware":{}}`)), m.option)
 	for p.legs.Load() == 0 {
 		legs.Store(0)
 		s, err := enginepb.NewVllmEngineClient(cc).Generate(deadline(t), &enginepb.GenerateRequest{
@@ -362,7 +362,7 @@ func (s salted) SendMsg(m any) error {
 // If an interceptor inside warmpath's changes the message, both legs carry the changed message: they have one prompt.
 func TestLegsOfAnotherMessage(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
-	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+	f.dial(t, client.WithConfig(config(`{"kv_aware":{}}`)), opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 			s, err := open(ctx)
 			return salted{s}, err
@@ -379,7 +379,7 @@ func TestLegsOfAnotherMessage(t *testing.T) {
 func TestLegsLeftOpen(t *testing.T) {
 	f := startLegFleet(t, 1, 1)
 	var opened atomic.Int64
-	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), opening(
+	f.dial(t, client.WithConfig(config(`{"kv_aware":{}}`)), opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 			s, err := open(ctx)
 			if err == nil && opened.Add(-1) == 0 {

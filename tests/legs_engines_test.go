@@ -227,7 +227,7 @@ func startEngineFleet(t testing.TB, e *legEngine, n int) *engineFleet {
 		}
 	}
 	f.cc = dial(t, "engine:///x", grpc.WithResolvers(newDirectory("engine", members(all...))),
-		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"retry_ratio":"off"`)), f.m.option)
+		client.WithConfig(config(`{"kv_aware":{}}`, `"retry_ratio":"off"`)), f.m.option)
 	seen := map[string]bool{}
 	eventually(t, "calls in two legs at all replicas", func() bool {
 		var d client.Decision

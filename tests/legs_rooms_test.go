@@ -65,7 +65,7 @@ type roomFleet struct {
 
 func startRoomFleet(t testing.TB, opts ...grpc.DialOption) *roomFleet {
 	t.Helper()
-	return startRankedRooms(t, `{"prefix_cache_affinity":{}}`, 0, opts...)
+	return startRankedRooms(t, `{"kv_aware":{}}`, 0, opts...)
 }
 
 // startRankedRooms is startRoomFleet with a policy, and so many data-parallel ranks of the prefill replica.
@@ -239,7 +239,7 @@ func TestLegsDrainDecode(t *testing.T) {
 // and so it has both legs too.
 func TestLegsPrefillFailsAtTheFirstMessage(t *testing.T) {
 	type failing struct{} // the key of a context: the prefill legs of the call that are to fail
-	f := startRoomFleet(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_attempts":2`, `"retry_ratio":"off"`,
+	f := startRoomFleet(t, client.WithConfig(config(`{"kv_aware":{}}`, `"max_attempts":2`, `"retry_ratio":"off"`,
 		`"ejection":{"failures":"off"}`, `"backoff":{"initial":"1us","maximum":"1us"}`)), opening(
 		func(ctx context.Context, open func(context.Context) (grpc.ClientStream, error)) (grpc.ClientStream, error) {
 			s, err := open(ctx)

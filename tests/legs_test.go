@@ -143,7 +143,7 @@ func startLegFleet(t testing.TB, prefills, decodes int, more ...string) *legFlee
 	for i := range decodes {
 		add(fmt.Sprint("d", i), policy.RoleDecode, 1)
 	}
-	f.dial(t, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, more...)))
+	f.dial(t, client.WithConfig(config(`{"kv_aware":{}}`, more...)))
 	return f
 }
 

@@ -179,7 +179,7 @@ func TestRandomCallLives(t *testing.T) {
 		})
 	}
 	m := newMeter(t)
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)), m.option)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"kv_aware":{}}`, `"max_ongoing_requests":4`)), m.option)
 	stub := testpb.NewTestServiceClient(cc)
 	// Streams abandoned without a deadline keep their reservation until they are collected.
 	ctx, stop := context.WithCancel(deadline(t))
@@ -262,7 +262,7 @@ func TestPromptsThatExtendOneUnderWay(t *testing.T) {
 		}
 		return &testpb.SimpleResponse{}, nil
 	}})
-	cc := dial(t, target(r), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	cc := dial(t, target(r), client.WithConfig(config(`{"kv_aware":{}}`)))
 	call := func(text string) error {
 		_, err := testpb.NewTestServiceClient(cc).UnaryCall(deadline(t), simple(text))
 		return err

@@ -65,7 +65,7 @@ func TestLoadPollHangs(t *testing.T) {
 	var log logged
 	m := newMeter(t)
 	cc, err := client.New(target(rs...), insecureOption(), m.option, client.WithLogger(log.logger()),
-		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, byORCA)))
+		client.WithConfig(config(`{"kv_aware":{}}`, byORCA)))
 	require.NoError(t, err)
 	defer cc.Close()
 	connected(t, cc, rs)

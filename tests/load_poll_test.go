@@ -91,7 +91,7 @@ func TestLoadPoll(t *testing.T) {
 			servers[0].queued.Store(10_000_000)
 			stubs := make([]testpb.TestServiceClient, clients)
 			for i := range stubs {
-				cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"load_poll":"grpc:orca"`)))
+				cc := dial(t, target(rs...), client.WithConfig(config(`{"kv_aware":{}}`, `"load_poll":"grpc:orca"`)))
 				connected(t, cc, rs)
 				stubs[i] = testpb.NewTestServiceClient(cc)
 			}
@@ -171,7 +171,7 @@ func TestLoadPollIsChecked(t *testing.T) {
 func TestLoadPollUnanswered(t *testing.T) {
 	rs := replicas(t, 2)
 	var log logged
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"load_poll":"grpc:sglang"`)),
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"kv_aware":{}}`, `"load_poll":"grpc:sglang"`)),
 		client.WithLogger(log.logger()))
 	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)

@@ -102,7 +102,7 @@ func TestLookasideServer(t *testing.T) {
 		}
 		return nil
 	}
-	at, kill := lookaside(t, "", `{prefix_cache_affinity: {}}`, rs...)
+	at, kill := lookaside(t, "", `{kv_aware: {}}`, rs...)
 	one, other := dial(t, "warmpath://"+at+"/chat"), dial(t, "warmpath://"+at+"/chat")
 	connected(t, one, rs)
 	connected(t, other, rs)
@@ -127,14 +127,14 @@ func TestLookasideServer(t *testing.T) {
 
 	kill()
 	sees(0, 0)
-	at, kill = lookaside(t, at, `{prefix_cache_affinity: {}}`)
+	at, kill = lookaside(t, at, `{kv_aware: {}}`)
 	end := time.Now().Add(time.Second)
 	for time.Now().Before(end) {
 		loadOn(t, other, rs[0])
 		loadOn(t, one, rs[1])
 	}
 	kill()
-	lookaside(t, at, `{prefix_cache_affinity: {}}`, rs...)
+	lookaside(t, at, `{kv_aware: {}}`, rs...)
 	sees(own/2, own)
 	close(busy)
 	for _, s := range streams {
@@ -160,7 +160,7 @@ func TestLookasidePolicy(t *testing.T) {
 // The application's dialects apply under a config that names none.
 func TestLookasideDialects(t *testing.T) {
 	rs := replicas(t, 1)
-	at, _ := lookasideWith(t, "", fmt.Sprintf("    policy: {prefix_cache_affinity: {}}\n    replicas: [{address: %q}]", rs[0].addr))
+	at, _ := lookasideWith(t, "", fmt.Sprintf("    policy: {kv_aware: {}}\n    replicas: [{address: %q}]", rs[0].addr))
 	own, err := requestkey.ParseDialects(json.RawMessage(dialects))
 	require.NoError(t, err)
 	for _, c := range []struct {
@@ -178,7 +178,7 @@ func TestLookasideDialects(t *testing.T) {
 // The server alone follows the engines' events, and every channel gets the cache contents from it.
 func TestLookasideIndex(t *testing.T) {
 	var engines []*simulated
-	text := "    policy: {prefix_cache_affinity: {}}\n    replicas:"
+	text := "    policy: {kv_aware: {}}\n    replicas:"
 	for i := range 3 {
 		e := simulate(t, "", nil)
 		engines = append(engines, e)

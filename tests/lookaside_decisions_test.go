@@ -20,7 +20,7 @@ import (
 // A server whose clients decide for themselves shows their decisions by reason, and what they predicted and measured to
 // be cached.
 func TestLookasideShowsDecisionsOfClients(t *testing.T) {
-	for _, policy := range []string{"prefix_cache_affinity", "round_robin"} {
+	for _, policy := range []string{"kv_aware", "round_robin"} {
 		t.Run(policy, func(t *testing.T) {
 			engines := [2]*grpcserver.Server{
 				startEngine(t, grpcserver.Config{Virtual: true}), startEngine(t, grpcserver.Config{Virtual: true}),

@@ -48,50 +48,46 @@ func lookAsideConn(t *testing.T, config string, o server.Options) *grpc.ClientCo
 // The server follows the engines' KV events: it finds a warm replica for a prompt that it never routed, and reports
 // its superblocks to watchers.
 func TestKVEventsReachTheLookAsideServer(t *testing.T) {
-	for _, pol := range []string{"prefix_cache_affinity: {}", "kv_aware: {}"} {
-		t.Run(pol, func(t *testing.T) {
-			var fleet strings.Builder
-			var engines []*simulated
-			for i, encoding := range []kvpublish.Encoding{"", kvpublish.Maps} {
-				s := simulate(t, encoding, nil)
-				engines = append(engines, s)
-				fmt.Fprintf(&fleet, "    - {id: r%d, address: %q, kv_events: %q, kv_events_replay: %q}\n", i, s.feed.addr(), s.kvEvents(), s.kvEventsReplay())
-			}
-			pb := lookAside(t, "load_interval: 10ms\ndeployments:\n  chat:\n    policy: {"+pol+"}\n    replicas:\n"+fleet.String())
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			watch, err := pb.WatchReplicas(ctx)
-			require.NoError(t, err)
-			require.NoError(t, watch.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Index: true}}))
+	var fleet strings.Builder
+	var engines []*simulated
+	for i, encoding := range []kvpublish.Encoding{"", kvpublish.Maps} {
+		s := simulate(t, encoding, nil)
+		engines = append(engines, s)
+		fmt.Fprintf(&fleet, "    - {id: r%d, address: %q, kv_events: %q, kv_events_replay: %q}\n", i, s.feed.addr(), s.kvEvents(), s.kvEventsReplay())
+	}
+	pb := lookAside(t, "load_interval: 10ms\ndeployments:\n  chat:\n    policy: {kv_aware: {}}\n    replicas:\n"+fleet.String())
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	watch, err := pb.WatchReplicas(ctx)
+	require.NoError(t, err)
+	require.NoError(t, watch.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Index: true}}))
 
-			reported := make(map[uint32]map[uint64]bool) // by number of the replica
-			for n, engine := range engines {
-				prompt := make([]uint32, 1500) // worth more than a near tie
-				for i := range prompt {
-					prompt[i] = uint32(2000*n + i)
+	reported := make(map[uint32]map[uint64]bool) // by number of the replica
+	for n, engine := range engines {
+		prompt := make([]uint32, 1500) // worth more than a near tie
+		for i := range prompt {
+			prompt[i] = uint32(2000*n + i)
+		}
+		require.NoError(t, engine.ask(fmt.Sprint("warm ", n), prompt, 1))
+		end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[policy.SuperblockTokens/16-1]
+		for !reported[uint32(n+1)][end] {
+			m, err := watch.Recv()
+			require.NoError(t, err)
+			for _, c := range m.GetIndex().GetChanges() {
+				if reported[c.GetReplica()] == nil {
+					reported[c.GetReplica()] = make(map[uint64]bool)
 				}
-				require.NoError(t, engine.ask(fmt.Sprint("warm ", n), prompt, 1))
-				end := kvindex.AppendTokens(nil, prompt, 16, kvindex.SeedFor("", "", ""))[policy.SuperblockTokens/16-1]
-				for !reported[uint32(n+1)][end] {
-					m, err := watch.Recv()
-					require.NoError(t, err)
-					for _, c := range m.GetIndex().GetChanges() {
-						if reported[c.GetReplica()] == nil {
-							reported[c.GetReplica()] = make(map[uint64]bool)
-						}
-						for _, h := range c.GetStored() {
-							reported[c.GetReplica()][h] = true
-						}
-					}
+				for _, h := range c.GetStored() {
+					reported[c.GetReplica()][h] = true
 				}
-				a, err := pb.ChooseReplica(ctx, &warmpathv1.ChooseReplicaRequest{
-					Mode: warmpathv1.PickMode_PICK_MODE_QUERY,
-					Key:  &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_TokenIds{TokenIds: &warmpathv1.TokenIds{Ids: prompt}}},
-				})
-				require.NoError(t, err)
-				require.Equal(t, fmt.Sprint("r", n), a.GetReplica().GetId())
-				require.GreaterOrEqual(t, a.GetDecision().GetMatchedTokens(), uint32(policy.SuperblockTokens))
 			}
+		}
+		a, err := pb.ChooseReplica(ctx, &warmpathv1.ChooseReplicaRequest{
+			Mode: warmpathv1.PickMode_PICK_MODE_QUERY,
+			Key:  &warmpathv1.RequestKey{Prompt: &warmpathv1.RequestKey_TokenIds{TokenIds: &warmpathv1.TokenIds{Ids: prompt}}},
 		})
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprint("r", n), a.GetReplica().GetId())
+		require.GreaterOrEqual(t, a.GetDecision().GetMatchedTokens(), uint32(policy.SuperblockTokens))
 	}
 }

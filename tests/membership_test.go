@@ -164,7 +164,7 @@ func TestChurnUnderLoad(t *testing.T) {
 	rs := replicas(t, 5)
 	mr := newDirectory("churn", state("", rs...))
 	m := newMeter(t)
-	cc := dial(t, "churn:///x", grpc.WithResolvers(mr), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"max_ongoing_requests":4`)))
+	cc := dial(t, "churn:///x", grpc.WithResolvers(mr), m.option, client.WithConfig(config(`{"kv_aware":{}}`, `"max_ongoing_requests":4`)))
 	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)
 	calls := startLoad(t, 16, func(w, i int) {
@@ -194,7 +194,7 @@ func TestReconnectsAfterGoAway(t *testing.T) {
 	}
 	h := &conns{}
 	m := newMeter(t)
-	cc := dial(t, target(rs...), grpc.WithStatsHandler(h), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	cc := dial(t, target(rs...), grpc.WithStatsHandler(h), m.option, client.WithConfig(config(`{"kv_aware":{}}`)))
 	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)
 	for begun := h.begun.Load(); h.begun.Load() < begun+10; {

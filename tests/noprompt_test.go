@@ -27,7 +27,7 @@ func refusedFor(t *testing.T, method string, err error) {
 func TestRequirePrompt(t *testing.T) {
 	rs := replicas(t, 2)
 	none := `{"methods":["/grpc.testing.TestService/EmptyCall"]}`
-	text := `{"policy":{"prefix_cache_affinity":{}},"require_prompt":true,"dialects":` + dialects[:len(dialects)-1] + "," + none + "]}"
+	text := `{"policy":{"kv_aware":{}},"require_prompt":true,"dialects":` + dialects[:len(dialects)-1] + "," + none + "]}"
 	cc := dial(t, target(rs...), client.WithConfig(text))
 	stub := testpb.NewTestServiceClient(cc)
 	stream := func(ctx context.Context, q *testpb.StreamingOutputCallRequest) error {
@@ -70,7 +70,7 @@ func TestRequirePrompt(t *testing.T) {
 
 func TestRequirePromptOfAStreamThatComesFirst(t *testing.T) {
 	rs := replicas(t, 1)
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"require_prompt":true`)))
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"kv_aware":{}}`, `"require_prompt":true`)))
 	s, err := testpb.NewTestServiceClient(cc).StreamingOutputCall(deadline(t), prompt(""))
 	if err == nil {
 		_, err = s.Recv()
@@ -90,7 +90,7 @@ func TestRequirePromptHasItsLimits(t *testing.T) {
 	l := listenLoopback(t)
 	go func() { _ = withHealth.Serve(l) }()
 	t.Cleanup(withHealth.Stop)
-	cc = dial(t, "warmpath:///"+l.Addr().String(), client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"require_prompt":true`)))
+	cc = dial(t, "warmpath:///"+l.Addr().String(), client.WithConfig(config(`{"kv_aware":{}}`, `"require_prompt":true`)))
 	_, err = healthpb.NewHealthClient(cc).Check(deadline(t), &healthpb.HealthCheckRequest{}, grpc.WaitForReady(true))
 	require.NoError(t, err)
 }

@@ -16,7 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/client"
 )
 
@@ -66,13 +66,13 @@ func TestOptionsAddUp(t *testing.T) {
 	rs := replicas(t, 2)
 	own := client.WithDialects(dialect.Dialect{Methods: []string{unaryMethod}, Prompt: "3.2"})
 	base := client.WithConfig(`{"policy":{"round_robin":{}},"max_attempts":1}`)
-	affinity := client.WithPolicy(prefixaffinity.Config{})
+	affinity := client.WithPolicy(kvaware.Config{})
 	for _, opts := range [][]grpc.DialOption{{own, base, affinity}, {affinity, own, base}, {base, affinity, own}} {
 		cc := dial(t, target(rs...), opts...)
 		var d client.Decision
 		_, err := testpb.NewTestServiceClient(cc).UnaryCall(client.WithDecision(deadline(t), &d), simple(strings.Repeat("x", 400)))
 		require.NoError(t, err)
-		require.Equal(t, "prefix_cache_affinity", d.Policy)
+		require.Equal(t, "kv_aware", d.Policy)
 		require.Equal(t, 100, d.PromptTokens)
 	}
 	_, err := client.New(target(rs...), insecureOption(), client.WithConfig(`{"policy":{"nonsense":{}}}`))

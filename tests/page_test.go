@@ -14,7 +14,7 @@ import (
 // pageFleet is a deployment of n replicas.
 func pageFleet(n int) string {
 	var b strings.Builder
-	b.WriteString("deployments:\n  chat:\n    policy: {prefix_cache_affinity: {}}\n    shadow_policy: {round_robin: {}}\n    replicas:\n")
+	b.WriteString("deployments:\n  chat:\n    policy: {kv_aware: {}}\n    shadow_policy: {round_robin: {}}\n    replicas:\n")
 	for i := range n {
 		fmt.Fprintf(&b, "    - {id: r%d, address: '10.0.0.%d:8000', max_ongoing_requests: 64}\n", i, i)
 	}
@@ -100,7 +100,7 @@ func TestPageByKeyboard(t *testing.T) {
 	require.Equal(t, []string{"To the fleet", "pause", "deployment", "session", "model", "prompt", "Explain"}, order)
 	b.do(chromedp.KeyEvent(kb.Enter))
 	b.until("the answer", `document.querySelectorAll("#answer tbody tr").length === 5`)
-	require.Contains(t, eval[string](b, `document.getElementById("answer").textContent`), "prefix_cache_affinity of chat decides: ")
+	require.Contains(t, eval[string](b, `document.getElementById("answer").textContent`), "kv_aware of chat decides: ")
 	require.Equal(t, "Explain", eval[string](b, focused))
 	b.updates(2)
 	require.Equal(t, "Explain", eval[string](b, focused))
@@ -127,7 +127,7 @@ func TestPageEscapes(t *testing.T) {
 	s := servePage(t, `
 deployments:
   '<script>window.owned=1</script>': {replicas: [{id: b, address: 'h:1'}]}
-  chat: {policy: {prefix_cache_affinity: {}}, replicas: [{id: '`+id+`', address: 'h:2'}]}
+  chat: {policy: {kv_aware: {}}, replicas: [{id: '`+id+`', address: 'h:2'}]}
 `)
 	b.show(s.url, 1600, "light")
 	s.reserve(t, 1, "")

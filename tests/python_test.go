@@ -269,7 +269,7 @@ func TestPythonInterceptors(t *testing.T) {
 func TestPythonHashes(t *testing.T) {
 	runPython(t, nil, "-m", "unittest", "test_warmpath.Hashes")
 	engines, _ := inferenceEngines(t, 2)
-	r, at := record(t, "prefix_cache_affinity: {}", engines...)
+	r, at := record(t, "kv_aware: {}", engines...)
 	runCase(t, "Sync", "hashes", at, freeAddr(t))
 	asked, given := r.recorded()
 	require.Len(t, given, 2)
@@ -285,7 +285,7 @@ func TestPythonHashes(t *testing.T) {
 func TestPythonTokenizedInput(t *testing.T) {
 	runPython(t, nil, "-m", "unittest", "test_warmpath.Keys")
 	engines, _ := inferenceEngines(t, 2)
-	r, at := record(t, "prefix_cache_affinity: {}", engines...)
+	r, at := record(t, "kv_aware: {}", engines...)
 	prompt := strings.Repeat("a prompt of some length, ", 8)
 	printed := runPython(t, nil, "generate.py", "--ask-timeout", "60", "--service", "VllmEngine", "--server", at, prompt, prompt)
 	require.Equal(t, 2, strings.Count(printed, "8 tokens, "), printed)
@@ -302,7 +302,7 @@ func TestPythonPrograms(t *testing.T) {
 	page := section(t, "docs/http-endpoint.md", "## Python")
 	for _, program := range []string{"generate.py", "generate_asyncio.py"} {
 		require.Contains(t, page, "    python3 examples/python/"+program+" --server 127.0.0.1:4770 hello hello another\n")
-		r, at := record(t, "prefix_cache_affinity: {}", engines...)
+		r, at := record(t, "kv_aware: {}", engines...)
 		out := runPython(t, nil, program, "--ask-timeout", "60", "--server", at, "hello", "hello", "another")
 		require.Equal(t, 3, strings.Count(out, "8 tokens, "), out)
 		require.Equal(t, map[codes.Code]int{codes.OK: 3}, r.released(t))

@@ -55,7 +55,7 @@ func startBounded(t *testing.T, most int64) *bounded {
 
 // A refusal by a full replica is no failure: the call goes on until a replica has room.
 func TestRefusedCallsAreServedInTheEnd(t *testing.T) {
-	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity", "kv_aware"} {
+	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			const calls = 24
 			a, b := startBounded(t, 2), startBounded(t, 2)
@@ -123,7 +123,7 @@ func TestRefusedStayWithinTheFallbacks(t *testing.T) {
 // While one replica has room, a replica that reported that it is full is passed over. Of many sequential calls, few
 // are refused.
 func TestReportedFullIsPassedOver(t *testing.T) {
-	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
+	for _, policy := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			full, good := startBounded(t, 0), start(t, &replica{})
 			third := start(t, &replica{})

@@ -41,7 +41,7 @@ func TestUnderAnyResolver(t *testing.T) {
 		t.Run(strings.SplitN(target, ":", 2)[0], func(t *testing.T) {
 			for _, how := range []string{"New", "DialOptions"} {
 				m := newMeter(t)
-				opts := []client.Option{client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), m.option.(client.Option)}
+				opts := []client.Option{client.WithConfig(config(`{"kv_aware":{}}`)), m.option.(client.Option)}
 				var cc *grpc.ClientConn
 				if how == "New" {
 					cc = dial(t, target, opts[0], opts[1], grpc.WithResolvers(mr))

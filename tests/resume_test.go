@@ -457,7 +457,7 @@ func startResumedLegs(t *testing.T, request func() proto.Message, prefill []int,
 		fleet = append(fleet, a)
 	}
 	f.cc = dial(t, "resumed:///x", grpc.WithResolvers(newDirectory("resumed", members(fleet...))),
-		client.WithConfig(strings.Replace(resuming, "round_robin", "prefix_cache_affinity", 1)), f.m.option)
+		client.WithConfig(strings.Replace(resuming, "round_robin", "kv_aware", 1)), f.m.option)
 	var d client.Decision
 	for _, a := range fleet {
 		eventually(t, "connection to "+a.ID, func() bool {

@@ -19,7 +19,7 @@ import (
 
 // Engines publish no KV events: a client that has just started finds the prefix that another client sent.
 func TestClientsShareTheirRoutes(t *testing.T) {
-	fleet := "    policy: {prefix_cache_affinity: {block_tokens: 16}}\n    replicas:"
+	fleet := "    policy: {kv_aware: {block_tokens: 16}}\n    replicas:"
 	for range 3 {
 		fleet += fmt.Sprintf("\n    - address: %q", simulate(t, "", nil).rpc.addr())
 	}
@@ -55,7 +55,7 @@ func TestClientsShareTheirRoutes(t *testing.T) {
 	var found client.Decision
 	for ctx.Err() == nil && found.Reason != policy.ReasonPrefixMatch { // the first client has not reported yet, or a connection is not there yet
 		second := dial()
-		ask(second, prompt[:100]) // now it has the server's report
+		ask(second, prompt[1000:]) // now it has the server's report
 		found = ask(second, prompt)
 		require.NoError(t, second.Close())
 	}

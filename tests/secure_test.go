@@ -59,7 +59,7 @@ principals:
 - {name: engines, token_file: %s, register: true}
 - {name: app, token_file: %s, deployments: [chat]}
 deployments:
-  chat: {register: true, policy: {prefix_cache_affinity: {}}, dialects: %s}
+  chat: {register: true, policy: {kv_aware: {}}, dialects: %s}
 `, certPath, keyPath, engines, app, dialects))
 	require.NoError(t, err)
 	s, err := server.New(c, server.Options{})

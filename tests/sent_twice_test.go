@@ -30,7 +30,7 @@ func both() func() {
 // Issue 12.35: an interceptor inside warmpath's may send a call twice at once. Each attempt has its own pick and
 // reservation, and the Decision is that of the first pick.
 func TestSentTwiceAtOnce(t *testing.T) {
-	for _, policy := range []string{"round_robin", "prefix_cache_affinity"} {
+	for _, policy := range []string{"round_robin", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			meet := func() {}
 			rs := make([]*replica, 2)
@@ -124,7 +124,7 @@ func TestMirroredStream(t *testing.T) {
 		return err
 	}
 	ended := make(chan struct{})
-	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)),
+	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"kv_aware":{}}`)),
 		grpc.WithChainStreamInterceptor(func(ctx context.Context, d *grpc.StreamDesc, cc *grpc.ClientConn, method string, next grpc.Streamer, o ...grpc.CallOption) (grpc.ClientStream, error) {
 			send := func(ctx context.Context) error {
 				s, err := next(ctx, d, cc, method, o...)
@@ -161,7 +161,7 @@ func TestSentAgainAfterTheEnd(t *testing.T) {
 	rs := replicas(t, 4)
 	m := newMeter(t)
 	var again sync.WaitGroup
-	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"prefix_cache_affinity":{}}`)),
+	cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"kv_aware":{}}`)),
 		grpc.WithChainUnaryInterceptor(func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, next grpc.UnaryInvoker, o ...grpc.CallOption) error {
 			err := next(ctx, method, req, reply, cc, o...)
 			first := reply.(*testpb.SimpleResponse).Username

@@ -60,7 +60,7 @@ func TestPinAndExclude(t *testing.T) {
 func TestChannelsAgree(t *testing.T) {
 	rs := replicas(t, 5)
 	prompts := func(i int) string { return strings.Repeat(fmt.Sprintf("document %d. ", i), 200) }
-	for _, policy := range []string{"consistent_hash", "prefix_cache_affinity"} {
+	for _, policy := range []string{"consistent_hash", "kv_aware"} {
 		t.Run(policy, func(t *testing.T) {
 			homes := make(map[int]string)
 			used := make(map[string]bool)

@@ -104,7 +104,7 @@ func TestMethodsAtTheEndOfStreams(t *testing.T) {
 		rs[i] = start(t, r)
 	}
 	m := newMeter(t)
-	cc := dial(t, target(rs...), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)), m.option)
+	cc := dial(t, target(rs...), client.WithConfig(config(`{"kv_aware":{}}`)), m.option)
 	connected(t, cc, rs)
 	stub := testpb.NewTestServiceClient(cc)
 	parent := deadline(t)

@@ -393,7 +393,7 @@ func TestMessageIsFreedAfterTheFirstResponse(t *testing.T) {
 		<-s.Context().Done()
 		return nil
 	}})
-	cc := dial(t, target(r), client.WithConfig(config(`{"prefix_cache_affinity":{}}`)))
+	cc := dial(t, target(r), client.WithConfig(config(`{"kv_aware":{}}`)))
 	connected(t, cc, []*replica{r})
 	ctx, cancel := context.WithCancel(deadline(t))
 	defer cancel()

@@ -238,7 +238,7 @@ func TestNothingPrivateIsExported(t *testing.T) {
 			return nil
 		}))
 	}
-	for _, policy := range []string{"consistent_hash", "prefix_cache_affinity", "power_of_two_choices"} {
+	for _, policy := range []string{"consistent_hash", "kv_aware", "power_of_two_choices"} {
 		cc := dial(t, target(rs...), m.option, client.WithConfig(config(`{"`+policy+`":{}}`, `"max_ongoing_requests":1`, `"max_queued_requests":2`)),
 			grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(tp))))
 		stub := testpb.NewTestServiceClient(cc)

@@ -50,7 +50,7 @@ func TestNamesArePerReplica(t *testing.T) {
 	for _, how := range []string{"New", "DialOptions"} {
 		t.Run(how, func(t *testing.T) {
 			creds := grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{RootCAs: pool}))
-			own := client.WithConfig(config(`{"prefix_cache_affinity":{}}`))
+			own := client.WithConfig(config(`{"kv_aware":{}}`))
 			var cc *grpc.ClientConn
 			var err error
 			if how == "New" {

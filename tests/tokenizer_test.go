@@ -30,7 +30,7 @@ func TestATokenizerInAChannel(t *testing.T) {
 	m := newMeter(t)
 	var log logged
 	cc := dial(t, target(rs...), m.option, client.WithLogger(log.logger()),
-		client.WithConfig(config(`{"prefix_cache_affinity":{}}`, `"tokenizer":{"from":"`+engine.URL+`"},"prepare_timeout":"20s"`)))
+		client.WithConfig(config(`{"kv_aware":{}}`, `"tokenizer":{"from":"`+engine.URL+`"},"prepare_timeout":"20s"`)))
 	connected(t, cc, rs)
 	ask := func(text string) client.Decision {
 		var d client.Decision

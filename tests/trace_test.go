@@ -23,7 +23,6 @@ var builtins = []struct{ name, config string }{
 	{"consistent_hash", `{}`},
 	{"power_of_two_choices", `{}`},
 	{"prefix_cache_affinity", `{}`},
-	{"prefix_cache_affinity", `{"on_miss":"smallest"}`},
 	{"kv_aware", `{}`},
 }
 

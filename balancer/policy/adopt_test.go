@@ -104,7 +104,7 @@ func TestPercentage(t *testing.T) {
 // Every replica gets equally many calls while the kill switch is on, whatever the key, and the policy keeps its
 // state for the time after.
 func TestKillSwitch(t *testing.T) {
-	r := routerOf(t, `{"policy":{"prefix_cache_affinity":{}}}`, 4)
+	r := routerOf(t, `{"policy":{"kv_aware":{}}}`, 4)
 	prompt := func() *policy.Request {
 		q := &policy.Request{Session: "s"}
 		q.SetPrompt(policy.Prompt{Tokens: make([]uint32, 1600)})
@@ -132,7 +132,7 @@ func TestKillSwitch(t *testing.T) {
 // A shadow decides on every request without effect. It learns from the real routes, and predicts its own matches.
 // Issue 12.27: it also predicts what was cached on the replica that served the request, whatever policy chose it.
 func TestShadowPolicy(t *testing.T) {
-	r := routerOf(t, `{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`, 4)
+	r := routerOf(t, `{"policy":{"round_robin":{}},"shadow_policy":{"kv_aware":{}}}`, 4)
 	differs, matched, actual := 0, 0, 0
 	for i := range 40 {
 		q := &policy.Request{}
@@ -140,7 +140,7 @@ func TestShadowPolicy(t *testing.T) {
 		d := ask(t, r, q)
 		require.Equal(t, policy.ReasonRoundRobin, d.Reason, "the shadow has no effect")
 		name, shadow, cached, ok := router.Shadow(q)
-		require.Equal(t, "prefix_cache_affinity", name)
+		require.Equal(t, "kv_aware", name)
 		require.True(t, ok)
 		require.NotNil(t, shadow.Replica)
 		if shadow.Replica != d.Replica {
@@ -169,7 +169,7 @@ func TestShadowPolicy(t *testing.T) {
 
 // The other way round: a policy that uses prompts with a shadow that does not.
 func TestShadowOfAnother(t *testing.T) {
-	r := routerOf(t, `{"policy":{"prefix_cache_affinity":{}},"shadow_policy":{"round_robin":{}}}`, 4)
+	r := routerOf(t, `{"policy":{"kv_aware":{}},"shadow_policy":{"round_robin":{}}}`, 4)
 	differs, actual := 0, 0
 	for range 8 {
 		q := &policy.Request{}

@@ -124,7 +124,7 @@ func startCluster(t testing.TB, mode string, speed float64) *serverCluster {
 	require.NoError(t, err)
 	t.Cleanup(end)
 	for i := range n {
-		all := l.serverConfig(mode, "prefix_cache_affinity", c.options.Replicas)
+		all := l.serverConfig(mode, "kv_aware", c.options.Replicas)
 		w := newNATSWire(t, nats)
 		c.wires = append(c.wires, w)
 		all.Cluster.NATS = &cluster.NATS{URL: "nats://" + w.lis.Addr().String()}

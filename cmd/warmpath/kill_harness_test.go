@@ -102,9 +102,9 @@ func startKillFleet(t *testing.T, flow killFlow, resume bool) *killFleet {
 	require.NoError(t, err)
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(f.reader))
 	t.Cleanup(func() { _ = meters.Shutdown(context.WithoutCancel(t.Context())) })
-	config := `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off"}`
+	config := `{"policy":{"kv_aware":{}},"retry_ratio":"off"}`
 	if !resume {
-		config = `{"policy":{"prefix_cache_affinity":{}},"retry_ratio":"off","max_resumes":"off"}`
+		config = `{"policy":{"kv_aware":{}},"retry_ratio":"off","max_resumes":"off"}`
 	}
 	f.cc, err = client.New("warmpath-file://"+file(t, "fleet.yaml", string(text)), client.WithConfig(config),
 		client.WithMeterProvider(meters), grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithStatsHandler(f),

@@ -55,7 +55,7 @@ func requireSound(t *testing.T, c drive.Comparison, policies ...string) {
 func TestDemo(t *testing.T) {
 	dir := t.TempDir()
 	page, table := filepath.Join(dir, "demo.html"), filepath.Join(dir, "demo.csv")
-	code, stdout, stderr := command(t, "demo", "--duration", "2s", "--policies", "round_robin,prefix_cache_affinity",
+	code, stdout, stderr := command(t, "demo", "--duration", "2s", "--policies", "round_robin,kv_aware",
 		"--speed", "20", "--json", "--report", page, "--csv", table)
 	wentWell(t, code, stderr)
 	var c drive.Comparison
@@ -63,7 +63,7 @@ func TestDemo(t *testing.T) {
 	requireFields(t, stdout)
 	require.Equal(t, 4, c.Replicas)
 	require.Equal(t, 4, c.Clients)
-	requireSound(t, c, "round_robin", "prefix_cache_affinity")
+	requireSound(t, c, "round_robin", "kv_aware")
 	require.Greater(t, c.Results[1].CachedTokenRatio, c.Results[0].CachedTokenRatio)
 	require.Contains(t, stderr, "round_robin: done")
 	for path, begins := range map[string]string{page: "<!DOCTYPE html>", table: "policy,requests"} {
@@ -157,7 +157,7 @@ func TestReplay(t *testing.T) {
 	defer fleet.Kill()
 	args := []string{"replay", "--trace", conversations(t, 10, 4), "--format", "mooncake", "--target", fleet.Target(),
 		"--clients", "3", "--speed", fmt.Sprint(speed)}
-	policies := []string{"round_robin", "prefix_cache_affinity"}
+	policies := []string{"round_robin", "kv_aware"}
 	code, stdout, stderr := command(t, append(args, "--json", "--policies", strings.Join(policies, ","))...)
 	wentWell(t, code, stderr)
 	var c drive.Comparison

@@ -82,8 +82,8 @@ func TestProxyRoutesByPrefix(t *testing.T) {
 	}
 	fleet := "replicas: [" + strings.Join(replicas, ", ") + "]}\n"
 	server, _ := servingWith(t, "--config", file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments:\n"+
-		"  chat: {policy: {prefix_cache_affinity: {}}, "+fleet+
-		"  asked: {policy: {prefix_cache_affinity: {}}, mode: central_only, central_deadline: 10s, "+fleet))
+		"  chat: {policy: {kv_aware: {}}, "+fleet+
+		"  asked: {policy: {kv_aware: {}}, mode: central_only, central_deadline: 10s, "+fleet))
 	for i, tt := range []struct{ target, reason string }{
 		{"warmpath:///" + strings.Join(addresses, ","), "prefix_match"},
 		{"warmpath://" + server + "/chat", "prefix_match"},

@@ -32,7 +32,7 @@ func requireModes(t *testing.T, stdout string, modes ...string) (c drive.Compari
 
 func TestDemoModes(t *testing.T) {
 	code, stdout, stderr := command(t, "demo", "--clients", "3", "--replicas", "3", "--speed", "10", "--load", "0.3", "--json",
-		"--policies", "prefix_cache_affinity", "--mode", "local,broadcast,central", "--duration", "6s", "--central-deadline", "5s", "--servers", "2")
+		"--policies", "kv_aware", "--mode", "local,broadcast,central", "--duration", "6s", "--central-deadline", "5s", "--servers", "2")
 	wentWell(t, code, stderr)
 	for _, r := range requireModes(t, stdout, "local", "broadcast", "central").Results {
 		require.Positive(t, r.FollowUpsHome)

@@ -19,7 +19,7 @@ func TestSim(t *testing.T) {
 	trace := conversations(t, 30, 4)
 	page, table := filepath.Join(t.TempDir(), "sim.html"), filepath.Join(t.TempDir(), "sim.csv")
 	args := []string{"sim", "--trace", trace, "--format", "mooncake", "--replicas", "4", "--clients", "3", "--warmup", "1s", "--jitter", "500ms"}
-	policies := []string{"round_robin", "prefix_cache_affinity", "least_tokens", "dynamo_s16"}
+	policies := []string{"round_robin", "kv_aware", "least_tokens", "dynamo_s16"}
 	asked := append(args, "--json", "--policies", strings.Join(policies, ","), "--share", "load", "--report", page, "--csv", table)
 	code, stdout, stderr := command(t, asked...)
 	require.Equal(t, exitOK, code, stderr)

@@ -20,7 +20,7 @@ import (
 const builtinMatrix = "builtin"
 
 // judged are the policies whose losses the summary lists.
-var judged = []string{"prefix_cache_affinity", "kv_aware"}
+var judged = []string{"kv_aware"}
 
 // matrixFlags are those of many cells.
 type matrixFlags struct {

@@ -15,7 +15,7 @@ func TestSimMatrix(t *testing.T) {
 		{"name":"quiet","factor":"mine","workload":"nothing-shared","replicas":2,"kv_tokens":60000},
 		{"name":"recorded","factor":"mine","replicas":1,"clients":2,"rate":1,"minutes":0.2,"warm_up_minutes":0.01}]}`), 0o600))
 	dir := filepath.Join(t.TempDir(), "results")
-	args := []string{"sim", "--matrix", cells, "--results", dir, "--seeds", "2", "--policies", "round_robin,prefix_cache_affinity"}
+	args := []string{"sim", "--matrix", cells, "--results", dir, "--seeds", "2", "--policies", "round_robin,kv_aware"}
 	all := append(args, "--duration", "15s", "--warmup", "2s", "--trace", conversations(t, 30, 4), "--format", "mooncake", "--jitter", "100ms")
 	code, stdout, stderr := command(t, all...)
 	require.Equal(t, exitOK, code, stderr)
@@ -29,7 +29,7 @@ func TestSimMatrix(t *testing.T) {
 	require.Equal(t, exitOK, code, stderr)
 	require.Contains(t, stdout, "2 cells, 8 runs")
 	require.Contains(t, stdout, "## 1 cells with 64 clients")
-	require.Contains(t, stdout, "## Where not: `prefix_cache_affinity`")
+	require.Contains(t, stdout, "## Where not: `kv_aware`")
 	require.Contains(t, stdout, "### recorded")
 	code, stdout, stderr = command(t, append(args, "--summary", "--cells", "quiet")...)
 	require.Equal(t, exitOK, code, stderr)

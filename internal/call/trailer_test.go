@@ -13,8 +13,8 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
-	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
@@ -56,7 +56,7 @@ func TestReported(t *testing.T) {
 		"the trailer of a late fail": {status.Error(codes.Internal, "x"), metadata.Pairs(warmpathv1.TrailerRejection, rejection(t, 9, 8)), 0, 0, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p, err := prefixaffinity.New(prefixaffinity.Config{}.WithDefaults())
+			p, err := kvaware.New(kvaware.Config{}.WithDefaults())
 			require.NoError(t, err)
 			r := policytest.NewRouter(t, p, policytest.Fleet(1))
 			replica := r.View().Replicas()[0]

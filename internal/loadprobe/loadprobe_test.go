@@ -13,7 +13,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
-	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
@@ -120,7 +119,7 @@ func TestBefore(t *testing.T) {
 func TestEvenLoad(t *testing.T) {
 	for i := range 20 {
 		routed := func(probed func(*router.Router, *policy.Request)) string {
-			p, err := prefixaffinity.New(prefixaffinity.Config{})
+			p, err := kvaware.New(kvaware.Config{})
 			require.NoError(t, err)
 			r, q := policytest.NewRouter(t, p, policytest.Fleet(16)), new(policy.Request)
 			q.SetPrompt(policy.Prompt{Text: strings.Repeat(fmt.Sprint(i, " "), 20_000)})

@@ -96,7 +96,7 @@ func NewRouter(o Options) (*Router, error) {
 	if own := o.Policy.IndexStats; own != nil {
 		r.opts.Policy.IndexStats = func() policy.IndexStats { return r.prefiller.indexStats(own()) }
 	}
-	r.Routes.index = o.Policy.IndexStats != nil && r.own.Routed != nil
+	r.Routes.index = r.own.CacheChanged != nil && r.own.Routed != nil
 	if r.own.Routed == nil && r.own.Completed == nil && o.Policy.Close == nil && r.shadow == nil {
 		r.quick.choose = quick
 	}

@@ -16,7 +16,7 @@ type RouteSink func(to *policy.Replica, rank int, superblocks []uint64)
 // Routes shares where prompts were prefilled.
 type Routes struct {
 	sink  atomic.Pointer[RouteSink]
-	index bool // the policy has a prefix index; else nothing is shared
+	index bool // the policy has an index of caches that other clients add to; else nothing is shared
 }
 
 // blocks are what a policy that cuts prompts into hashed blocks leaves in Request.Prepared.
@@ -48,7 +48,7 @@ func (s *Routes) send(d *policy.Decision) {
 }
 
 // Share gives a sink every reservation from now on whose prompt has superblocks, when its
-// replica answers; nil = none. It does nothing where the policy has no prefix index of its routes.
+// replica answers; nil = none. It does nothing if the policy has no index that other clients add to.
 func (s *Routes) Share(sink RouteSink) {
 	if sink == nil {
 		s.sink.Store(nil)

@@ -14,7 +14,7 @@ import (
 
 // The shadow policy's decision is recorded next to the real one.
 func TestShadowAttributes(t *testing.T) {
-	c, err := policy.ParseConfig([]byte(`{"policy":{"round_robin":{}},"shadow_policy":{"prefix_cache_affinity":{}}}`))
+	c, err := policy.ParseConfig([]byte(`{"policy":{"round_robin":{}},"shadow_policy":{"kv_aware":{}}}`))
 	require.NoError(t, err)
 	r, err := router.FromConfig(c, nil)
 	require.NoError(t, err)
@@ -35,7 +35,7 @@ func TestShadowAttributes(t *testing.T) {
 	}
 	first := decide()
 	second := decide()
-	require.Equal(t, "prefix_cache_affinity", second[telemetry.KeyShadowPolicy].AsString())
+	require.Equal(t, "kv_aware", second[telemetry.KeyShadowPolicy].AsString())
 	require.Equal(t, first[telemetry.KeyReplica].AsString(), second[telemetry.KeyShadowReplica].AsString(), "where the prompt went before")
 	require.True(t, second[telemetry.KeyShadowDiffers].AsBool())
 	require.EqualValues(t, 160, second[telemetry.KeyShadowMatchedTokens].AsInt64())

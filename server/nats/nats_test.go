@@ -67,7 +67,7 @@ type node struct {
 const deployments = `
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     register: true
     replicas: [{id: a, address: "10.0.0.1:1"}, {id: b, address: "10.0.0.2:1"}]
 `

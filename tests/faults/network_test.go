@@ -9,7 +9,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/chaos"
 )
 
-var both = []string{"consistent_hash", "prefix_cache_affinity"}
+var both = []string{"consistent_hash", "kv_aware"}
 
 // silence is how long a replica is silent, and the deadline of the calls meanwhile. A call on a healthy replica takes
 // a hundredth of it.
@@ -72,7 +72,7 @@ func TestPartition(t *testing.T) {
 		o.Replicas, o.Timeout = 4, silence
 		return o
 	}
-	runs := []chaos.Options{partition("consistent_hash", 1), partition("prefix_cache_affinity", 16)}
+	runs := []chaos.Options{partition("consistent_hash", 1), partition("kv_aware", 16)}
 	play(t, runs, func(t *testing.T, r *chaos.Result) { requireOnly(t, r, "r0", "r1") })
 }
 
@@ -123,14 +123,14 @@ func TestFlood(t *testing.T) {
 		o.Replicas, o.Speed, o.InFlight = 2, 2, 256
 		return o
 	}
-	runs := []chaos.Options{flood("consistent_hash", 16), flood("prefix_cache_affinity", 1)}
+	runs := []chaos.Options{flood("consistent_hash", 16), flood("kv_aware", 1)}
 	play(t, runs, func(*testing.T, *chaos.Result) {})
 }
 
 // Memory and goroutines stay constant through churn: nothing grows from one tour of the fleet to the next. The test
 // is not parallel, since the other tests' goroutines would count.
 func TestSoak(t *testing.T) {
-	o := small("soak", "prefix_cache_affinity", 4)
+	o := small("soak", "kv_aware", 4)
 	o.Replicas, o.Turns, o.Rate = 3, 12, 40
 	play(t, []chaos.Options{o}, func(t *testing.T, r *chaos.Result) {
 		require.Len(t, r.Footprints, 4)

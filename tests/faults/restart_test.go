@@ -18,7 +18,7 @@ func served(t *testing.T, r *chaos.Result) {
 }
 
 // sticky has the policies that keep sessions on their replica.
-var sticky = []string{"consistent_hash", "prefix_cache_affinity", "kv_aware"}
+var sticky = []string{"consistent_hash", "kv_aware"}
 
 // Every replica drains, stops and restarts under load. Not one call fails, with any policy. With sticky policies a
 // step moves hardly more sessions than the replica had. All sessions find their prompts cached again before any
@@ -90,7 +90,7 @@ func TestStreamsOutlastTheGrace(t *testing.T) {
 		o.Replicas = 4
 		return o
 	}
-	runs := []chaos.Options{outlast("consistent_hash", 16), outlast("prefix_cache_affinity", 1)}
+	runs := []chaos.Options{outlast("consistent_hash", 16), outlast("kv_aware", 1)}
 	play(t, runs, func(t *testing.T, r *chaos.Result) {
 		for _, c := range r.History {
 			long := c.Long || c.End-c.Start >= chaos.Draining

@@ -100,5 +100,5 @@ func TestAllocations(t *testing.T) {
 }
 
 func contestants(t testing.TB) map[string]*ours {
-	return map[string]*ours{"kv_aware": newKVAware(t, false), "prefix_cache_affinity": newPrefixAffinity(t, false)}
+	return map[string]*ours{"reported": newReported(t, false), "predicted": newPredicted(t, false)}
 }

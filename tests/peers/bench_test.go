@@ -18,13 +18,13 @@ type contender struct {
 
 // Names of the pairs in TestRatios.
 const (
-	kvAware        = "kv_aware"
-	prefixAffinity = "prefix_cache_affinity"
-	llmdAll        = "llm-d"
-	llmdHash       = "llm-d:hash"
-	llmdLookup     = "llm-d:lookup"
-	llmdScore      = "llm-d:score"
-	theExtension   = "extension"
+	ourTokens    = "tokens"
+	ourText      = "text"
+	llmdAll      = "llm-d"
+	llmdHash     = "llm-d:hash"
+	llmdLookup   = "llm-d:lookup"
+	llmdScore    = "llm-d:score"
+	theExtension = "extension"
 )
 
 // picks hash, look up and score a prompt of 8,192 tokens in a layout: warmpath and llm-d-kv-cache by token ids,
@@ -32,7 +32,7 @@ const (
 func picks(l layout) []contender {
 	asked := newPrompt(seeded(1), depth)
 	return []contender{
-		{kvAware, func(b *testing.B) { benchmarkPick(b, newKVAware(b, false), l, asked) }},
+		{ourTokens, func(b *testing.B) { benchmarkPick(b, newReported(b, false), l, asked) }},
 		{llmdAll, func(b *testing.B) {
 			x := newLLMD(b, false)
 			arrange(x, l, asked)
@@ -64,7 +64,7 @@ func picks(l layout) []contender {
 				x.score(keys, found)
 			}
 		}},
-		{prefixAffinity, func(b *testing.B) { benchmarkPick(b, newPrefixAffinity(b, false), l, asked) }},
+		{ourText, func(b *testing.B) { benchmarkPick(b, newPredicted(b, false), l, asked) }},
 		{theExtension, func(b *testing.B) {
 			x := newExtension(b)
 			arrange(x, l, asked)
@@ -101,16 +101,16 @@ var novelties = []novelty{
 // adds are the ways to add: for warmpath reported events and routes, for the others their only one.
 func adds(n novelty) []contender {
 	return []contender{
-		{kvAware, func(b *testing.B) {
-			x := newKVAware(b, n.shared)
+		{ourTokens, func(b *testing.B) {
+			x := newReported(b, n.shared)
 			benchmarkAdd(b, n, x, x.report, func(_ int, p prompt) []uint64 { return hashes(p) })
 		}},
 		{llmdAll, func(b *testing.B) {
 			x := newLLMD(b, n.shared)
 			benchmarkAdd(b, n, x, x.insert, func(_ int, p prompt) []kvblock.BlockHash { return x.hash(p) })
 		}},
-		{prefixAffinity, func(b *testing.B) {
-			x := newPrefixAffinity(b, n.shared)
+		{ourText, func(b *testing.B) {
+			x := newPredicted(b, n.shared)
 			benchmarkAdd(b, n, x, x.routed, func(_ int, p prompt) *policy.Request {
 				q := new(policy.Request)
 				x.pick(q, p)

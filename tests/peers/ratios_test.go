@@ -32,8 +32,8 @@ func TestRatios(t *testing.T) {
 	fmt.Fprintln(w, "\twarmpath, tokens\tllm-d-kv-cache\tcounted\ttimes\twarmpath, text\tinference extension\ttimes")
 	row := func(name string, b map[string]time.Duration, counted time.Duration) {
 		fmt.Fprintf(w, "%s\t%v\t%v\t%v\t%.1f\t%v\t%v\t%.1f\n", name,
-			b[kvAware], b[llmdAll], counted, times(counted, b[kvAware]),
-			b[prefixAffinity], b[theExtension], times(b[theExtension], b[prefixAffinity]))
+			b[ourTokens], b[llmdAll], counted, times(counted, b[ourTokens]),
+			b[ourText], b[theExtension], times(b[theExtension], b[ourText]))
 	}
 	for _, l := range layouts() {
 		b := best(t, rounds, picks(l))

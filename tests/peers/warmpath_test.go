@@ -8,7 +8,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
-	"github.com/warmpath/warmpath/balancer/policy/prefixaffinity"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/cacheview"
 	"github.com/warmpath/warmpath/internal/kvindex"
@@ -35,26 +34,27 @@ type ours struct {
 	change [1]policy.CacheChange // reused by report
 }
 
-// newKVAware returns kv_aware with reported cache contents, keyed by token ids.
+// newReported returns kv_aware with reported cache contents, keyed by token ids.
+func newReported(t testing.TB, shared bool) *ours {
+	x := newKVAware(t, shared)
+	x.reported = true
+	return x
+}
+
+// newPredicted returns kv_aware with predicted cache contents, keyed by text.
+func newPredicted(t testing.TB, shared bool) *ours {
+	x := newKVAware(t, shared)
+	x.text = true
+	return x
+}
+
 func newKVAware(t testing.TB, shared bool) *ours {
 	config := kvaware.Config{}.WithDefaults()
 	config.IndexBytes = budget(shared)
 	config.KVTokens = capacity * blockTokens
 	p, err := kvaware.New(config)
 	require.NoError(t, err)
-	x := &ours{policy: p, reported: true}
-	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
-	x.view = x.router.View()
-	return x
-}
-
-// newPrefixAffinity returns prefix_cache_affinity with predicted cache contents, keyed by text.
-func newPrefixAffinity(t testing.TB, shared bool) *ours {
-	config := prefixaffinity.Config{}.WithDefaults()
-	config.IndexBytes = budget(shared)
-	p, err := prefixaffinity.New(config)
-	require.NoError(t, err)
-	x := &ours{policy: p, text: true}
+	x := &ours{policy: p}
 	x.router = policytest.NewRouter(t, p, policytest.Fleet(replicas))
 	x.view = x.router.View()
 	return x
@@ -100,7 +100,7 @@ func hashes(p prompt) []uint64 {
 	return kvindex.AppendTokens(nil, p.tokens, blockTokens, kvindex.SeedFor("", "", ""))
 }
 
-// table is the index of both policies by itself. It returns the depth of every replica.
+// table is the index of the policy by itself. It returns the depth of every replica.
 type table struct {
 	index *cacheview.Index
 	fleet *cacheview.Fleet

@@ -50,7 +50,7 @@ func TestProgramsOfTheDocs(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, []byte(trace.String()), 0o600))
 		addresses := strings.TrimPrefix(target(engines), "warmpath:///")
 		replay := warmpath(t, "replay", "--target", addresses, "--trace", path, "--format", "mooncake", "--json",
-			"--policies", "round_robin,prefix_cache_affinity")
+			"--policies", "round_robin,kv_aware")
 		out, err := replay.Output()
 		if replay.ProcessState.ExitCode() != machineBusy {
 			require.NoError(t, err)

@@ -3,63 +3,35 @@ package prefixaffinity
 import (
 	"cmp"
 	"context"
-	"slices"
-	"sync/atomic"
+	"math/bits"
+	"sync"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/cacheview"
-	"github.com/warmpath/warmpath/internal/rendezvous"
+	"github.com/warmpath/warmpath/internal/kvindex"
 	"github.com/warmpath/warmpath/internal/strict"
 )
 
 // Name is the policy's name in a config.
 const Name = "prefix_cache_affinity"
 
-// What to do with a request whose prefix no replica holds.
-const (
-	OnMissRendezvous  = "rendezvous"   // the first in the rendezvous order within the bound
-	OnMissLeastLoaded = "least_loaded" // the least loaded; many clients then fill every cache with the same prompts
-	OnMissSmallest    = "smallest"     // Ray's rule as a whole: see Config.OnMiss
-)
+// maxChars bounds what all replicas together hold: 256 MiB of hashes, if no two of them hold the same.
+const maxChars = 32 << 20
 
-// A replica is passed over when its load is above that of the least loaded by more
-// than loadSlack tokens, or the drift of the peer load if that is more, and
-// reuseWeight times the tokens that it is expected to have cached. Higher keeps
-// prompts with their caches, lower spreads load. The values were found with the
-// simulator on the conversation trace.
-const (
-	loadSlack   = 4000
-	reuseWeight = 3
-)
-
-// Config is the policy's config. Its zero value is the default config.
+// Config is the policy's config, with Ray's names. Its zero value is the default config.
 type Config struct {
-	// MatchRateThreshold is the least part of a prompt, less what is shared, that a
-	// replica must hold to be preferred for it; 0 = 0.1, at most 1, Off = none. Higher spreads load better
-	// and loses short matches.
+	// MatchRateThreshold is the least part of a prompt that a replica must hold to be preferred for it; 0 = 0.1, at most
+	// 1, Off = every match counts.
 	MatchRateThreshold policy.Limit `json:"match_rate_threshold,omitempty" zero:"\"off\" to prefer every match"`
 
-	// BlockTokens is the block of token ids; 0 = 16, at most 65536. That of a text is
-	// four bytes for every token of it. Best is the engine's own. All clients must use the
-	// same, or their orders differ. Smaller blocks match more exactly and cost time and
-	// index. Reported caches are used if they come in blocks of BlockTokens, or in
-	// superblocks and BlockTokens divides 512.
-	BlockTokens int `json:"block_tokens,omitempty"`
-
-	// IndexBytes bounds the memory of the prefix index; 0 = 64 MiB, at least 1 MiB. Where
-	// superblocks are reported, a sixteenth of it, at least 1 MiB, comes on top.
-	IndexBytes int64 `json:"index_bytes,omitempty"`
-
-	// OnMiss is where a request goes whose prefix no replica holds; "" = OnMissRendezvous. OnMissSmallest is
-	// Ray's rule as a whole: matches count whether or not they are shared, loads do
-	// not matter, and on a miss the replicas that were sent the fewest different bytes
-	// are preferred; among equals the fewest ongoing requests decide.
-	OnMiss string `json:"on_miss,omitempty"`
-
-	// ImbalancedThreshold turns affinity off, for the fewer ongoing of two at
-	// random, while the ongoing requests of the replicas in question differ by
-	// more. 0 and Off = never: the load bound, which is per replica, does it better.
+	// ImbalancedThreshold turns affinity off while the requests under way on two replicas differ by more; 0 and Off =
+	// never.
 	ImbalancedThreshold policy.Limit `json:"imbalanced_threshold,omitempty" zero:"0.5 for any imbalance, \"off\" for never"`
+
+	// EvictionThresholdChars is how many characters of prompts a replica may hold; 0 = 400,000.
+	EvictionThresholdChars int `json:"eviction_threshold_chars,omitempty" zero:"at least 1"`
+
+	// EvictionTargetChars is how many it holds after it has forgotten some; 0 = nine tenths of EvictionThresholdChars.
+	EvictionTargetChars int `json:"eviction_target_chars,omitempty" zero:"at least 1"`
 }
 
 // Name implements [policy.NamedConfig].
@@ -68,67 +40,32 @@ func (Config) Name() string { return Name }
 // WithDefaults returns the config with every default written out.
 func (c Config) WithDefaults() Config {
 	c.MatchRateThreshold = cmp.Or(c.MatchRateThreshold, 0.1)
-	c.BlockTokens = cmp.Or(c.BlockTokens, 16)
-	c.IndexBytes = cmp.Or(c.IndexBytes, 64<<20)
-	c.OnMiss = cmp.Or(c.OnMiss, OnMissRendezvous)
 	c.ImbalancedThreshold = cmp.Or(c.ImbalancedThreshold, policy.Off)
+	c.EvictionThresholdChars = cmp.Or(c.EvictionThresholdChars, 400_000)
+	c.EvictionTargetChars = cmp.Or(c.EvictionTargetChars, c.EvictionThresholdChars*9/10)
 	return c
 }
 
 // validate checks a config with its defaults.
 func (c Config) validate() error {
 	rate, most := c.MatchRateThreshold, c.ImbalancedThreshold
-	share := rate == policy.Off || rate >= 0 && rate <= 1
-	known := slices.Contains([]string{OnMissRendezvous, OnMissLeastLoaded, OnMissSmallest}, c.OnMiss)
 	return cmp.Or(
-		strict.Want(share, "match_rate_threshold: it is %v, want 0 to 1, or off", rate),
-		strict.Want(known, "on_miss: it is %q, want rendezvous, least_loaded or smallest", c.OnMiss),
+		strict.Want(rate == policy.Off || rate >= 0 && rate <= 1, "match_rate_threshold: it is %v, want 0 to 1, or off", rate),
 		strict.Want(most == policy.Off || most >= 0, "imbalanced_threshold: it is %v, want at least 0, or off", most),
-		cacheview.CheckSizes(c.BlockTokens, c.IndexBytes),
+		strict.Within("eviction_threshold_chars", c.EvictionThresholdChars, 1, maxChars),
+		strict.Within("eviction_target_chars", c.EvictionTargetChars, 0, c.EvictionThresholdChars),
 	)
 }
 
-const (
-	// maxHolders bounds the holders kept with a request. Those behind them are
-	// found by the rendezvous order, in which a prefix fans out anyway.
-	maxHolders = 32
-	// head is how many first places of the rendezvous order are kept with a request.
-	head = 4
-)
-
 // affinity is the policy; it belongs to one Router.
 type affinity struct {
-	config     Config
-	rate       float64 // Config.MatchRateThreshold
-	ray        bool    // on_miss: smallest
-	caches     *cacheview.Index
-	popularity *rendezvous.Popularity
+	Config
+	rate float64 // MatchRateThreshold
+	tree tree
 
-	// choosing belongs to Choose, and so to the Router's lock.
-	choosing rendezvous.Scorer
-
-	reuse rendezvous.Reuse
-	// reported is set once what replicas cache is reported: a match is more than a guess from what was sent here then,
-	// and the homes need no balance.
-	reported atomic.Bool
-}
-
-// prepared is what Prepare leaves with a request. What is read from the prompt
-// stays for all attempts; what is found for it is found again for another fleet.
-type prepared struct {
-	rendezvous.Prompt
-	predicted cacheview.Prediction // of the attempt under way
-	bytes     int64                // that it added to Member.SentBytes
-
-	// Found for a fleet.
-	fleet  *cacheview.Fleet
-	shared int // leading blocks that decide nothing
-	// places are so many holders that match, the deepest first, else in the rendezvous
-	// order, and behind them the beginning of the rendezvous order.
-	places  []rendezvous.Place
-	holders int
-
-	few [head + 8]rendezvous.Place
+	// mu guards tenants. The Router's lock may be held, and no other is taken under it.
+	mu      sync.RWMutex
+	tenants map[string]*tenant // by replica id
 }
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -140,166 +77,269 @@ func New(c Config) (policy.Policy, error) {
 	return p.policy(), nil
 }
 
-func (p *affinity) policy() policy.Policy {
-	return policy.Policy{
-		Uses:    policy.UsesSession | policy.UsesPrompt | policy.UsesLoad,
-		Prepare: p.prepare,
-		Choose:  p.choose,
-		Preview: p.choose, // another sample
-		Observer: policy.Observer{
-			Routed:          p.routed,
-			Completed:       p.completed,
-			FleetChanged:    p.caches.FleetChanged,
-			CacheChanged:    p.cacheChanged,
-			CapacityChanged: p.caches.SetCapacity,
-		},
-		IndexStats: p.caches.Stats,
-	}
-}
-
 func build(c Config) (*affinity, error) {
 	c = c.WithDefaults()
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	return &affinity{
-		config: c,
-		rate:   max(float64(c.MatchRateThreshold), 0),
-		ray:    c.OnMiss == OnMissSmallest,
-		caches: cacheview.New(cacheview.Options{
-			MaxBytes: c.IndexBytes,
-			Grain:    rendezvous.GrainOf(c.BlockTokens),
-		}),
-		popularity: rendezvous.NewPopularity(),
-	}, nil
+	return &affinity{Config: c, rate: max(float64(c.MatchRateThreshold), 0), tenants: make(map[string]*tenant)}, nil
 }
 
-// prepare reads the prompt the first time for a request, and searches the index.
-func (p *affinity) prepare(_ context.Context, q *policy.Request, v policy.View) error {
+func (p *affinity) policy() policy.Policy {
+	return policy.Policy{
+		Uses:       policy.UsesPrompt | policy.UsesOngoing,
+		Prepare:    p.prepare,
+		Choose:     p.choose,
+		Preview:    p.choose, // another two at random
+		Observer:   policy.Observer{Routed: p.routed, Completed: p.completed, FleetChanged: p.fleetChanged},
+		IndexStats: p.stats,
+	}
+}
+
+// prepared is what Prepare leaves with a request.
+type prepared struct {
+	path    []uint64 // chained hashes of the characters, or of blocks
+	size    int      // characters in a block
+	length  int      // characters of the prompt
+	tokens  int      // of the prompt
+	holders []holder
+
+	// Of the attempt under way.
+	had    int    // leading hashes that the replica held before
+	number uint64 // of the insertion; 0 = none
+}
+
+// chars returns how many characters so many leading hashes are.
+func (s *prepared) chars(hashes int) int { return min(hashes*s.size, s.length) }
+
+// tokensOf returns how many tokens so many leading hashes are.
+func (s *prepared) tokensOf(hashes int) int { return s.chars(hashes) * s.tokens / s.length }
+
+// prepare hashes the prompt the first time for a request, and searches the tree.
+func (p *affinity) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
 	s, _ := q.Prepared.(*prepared)
 	if s == nil {
-		if q.Prompt.Empty() && (q.Session == "" || p.ray) {
+		if q.Prompt.Empty() {
 			return nil
 		}
-		if spare := q.State().Spare; spare != nil {
-			s, _ = (*spare).(*prepared)
-			*spare = nil
-		}
-		if s == nil {
-			s = new(prepared)
-		}
-		*s = prepared{}
-		p.read(s, q, len(v.Replicas()))
+		s = read(q)
 		q.Prepared = s
 	}
-	p.find(s, p.caches.Fleet(v))
+	s.holders = p.tree.match(s.path, s.holders[:0])
 	return nil
 }
 
-// read hashes the prompt and finds the key.
-func (p *affinity) read(s *prepared, q *policy.Request, replicas int) {
-	grain, seed := p.caches.Grain(q.Model), p.caches.Seed(q)
-	if p.ray {
-		s.Cut(q.Prompt, q.PromptTokens, grain, seed)
-		s.Hashes = s.Hashes[:s.Length/s.Size] // full blocks only
-		return
+// read hashes the characters of a prompt.
+func read(q *policy.Request) *prepared {
+	s := &prepared{size: 1, tokens: q.PromptTokens}
+	h := kvindex.SeedFor(q.Model, q.Adapter, q.CacheSalt)
+	state := uint64(h)
+	add := func(c uint64) {
+		state = chain(state, c)
+		s.path = append(s.path, state)
 	}
-	p.popularity.Read(&s.Prompt, q, grain, seed, replicas)
+	switch prompt := &q.Prompt; {
+	case prompt.Hashed != nil:
+		s.path, s.size, s.length = prompt.Hashed.Hashes, prompt.Hashed.Size, prompt.Hashed.Length
+		return s
+	case len(prompt.Tokens) > 0:
+		s.path = make([]uint64, 0, len(prompt.Tokens))
+		for _, c := range prompt.Tokens {
+			add(uint64(c) | 1<<32)
+		}
+	default:
+		s.path = make([]uint64, 0, len(prompt.Text))
+		for _, c := range prompt.Text {
+			add(uint64(c))
+		}
+	}
+	s.length = len(s.path)
+	return s
 }
 
-// find searches the index and puts the fleet in order.
-func (p *affinity) find(s *prepared, f *cacheview.Fleet) {
-	found := p.caches.Find(f, &s.Prompt)
-	defer p.caches.Free(found)
-	s.fleet = f
-	if p.ray {
-		s.places, s.holders = append(s.few[:0], found.Holders...), len(found.Holders)
-		return
-	}
-	var first [head]rendezvous.Place
-	top := rendezvous.First(first[:0], f.Replicas, found.Scores)
-	for i := range top {
-		top[i].Depth = int32(found.Any(int(top[i].At)))
-	}
-	s.shared = 0
-	if len(f.Replicas) > 1 {
-		s.shared = max(0, min(s.First, len(s.Hashes)-1)) // the last decides in any case
-	}
-	s.places = append(s.few[:0], s.matches(found, p.rate)...)
-	s.holders = len(s.places)
-	s.places = append(s.places, top...)
+// chain returns the hash of a prefix and the character behind it. A multiplication is enough: who sends prompts that
+// collide gains a wrong match.
+func chain(before, c uint64) uint64 {
+	high, low := bits.Mul64(before^0x9e3779b97f4a7c15, c^0xd6e8feb86659fd93)
+	return high ^ low ^ before<<1
 }
 
-// matches returns the holders whose match, less what is shared, reaches the rate, in order.
-func (s *prepared) matches(found *cacheview.Found, rate float64) []rendezvous.Place {
-	shared, n := s.Covered(s.shared), 0
-	for _, h := range found.Holders {
-		if int(h.Depth) <= s.shared || float64(s.Covered(int(h.Depth))-shared) < rate*float64(s.Length-shared) {
-			break // the deepest come first
-		}
-		n++
-	}
-	slices.SortFunc(found.Holders[:n], func(a, b rendezvous.Place) int {
-		if a.Depth != b.Depth {
-			return cmp.Compare(b.Depth, a.Depth)
-		}
-		if rs := s.fleet.Replicas; rendezvous.Before(found.Scores[a.At], rs[a.At], found.Scores[b.At], rs[b.At]) {
-			return -1
-		}
-		return 1
-	})
-	return found.Holders[:min(n, maxHolders)]
+func (p *affinity) of(id string) *tenant {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.tenants[id]
 }
 
-// routed notes that the replica will hold the prompt.
+func (p *affinity) choose(q *policy.Request, v policy.View) policy.Decision {
+	s, _ := q.Prepared.(*prepared)
+	if s == nil {
+		return policy.To(v.LeastOfTwo(q), policy.ReasonNoKey)
+	}
+	wait := policy.Wait()
+	for i := 0; ; i++ {
+		pool, ok := v.Pool(q, i)
+		if !ok {
+			return wait
+		}
+		c := choice{affinity: p, prepared: s, pool: pool}
+		if c.imbalanced() {
+			return policy.To(v.LeastOfTwo(q), policy.ReasonLeastOfTwo)
+		}
+		if c.prefer(); c.best != nil {
+			d := policy.To(c.best, c.why)
+			d.MatchedTokens = s.tokensOf(c.depth(c.best))
+			return d
+		}
+		if len(c.full) > 0 {
+			wait = policy.Wait(c.full...)
+		}
+	}
+}
+
+// A choice is one run of Choose in one pool.
+type choice struct {
+	*affinity
+	*prepared
+	pool policy.Pool
+	best *policy.Replica   // of the preferred replicas with room, the one with the fewest requests under way
+	full []*policy.Replica // the preferred replicas, if none has room
+	why  policy.Reason
+}
+
+// may reports whether a replica could be given the request if it had room.
+func (c *choice) may(r *policy.Replica) bool {
+	return r.Connected() && c.pool.View.Allowed(c.pool.Request, r) && !(c.pool.Untried && c.pool.Request.Tried(r))
+}
+
+// imbalanced reports whether the requests under way differ by more than the threshold.
+func (c *choice) imbalanced() bool {
+	if c.ImbalancedThreshold <= 0 {
+		return false
+	}
+	least, most := int64(1<<62), int64(0)
+	for _, r := range c.pool.Replicas {
+		if c.may(r) {
+			n := r.State().UnderWay()
+			least, most = min(least, n), max(most, n)
+		}
+	}
+	return policy.Limit(most-least) > c.ImbalancedThreshold
+}
+
+// depth returns how many leading hashes of the prompt a replica holds.
+func (c *choice) depth(r *policy.Replica) int {
+	for i := range c.holders {
+		if c.holders[i].id == r.ID {
+			return c.holders[i].depth
+		}
+	}
+	return 0
+}
+
+// prefer finds the replicas with the longest match, or those that hold the least, and takes the best of them.
+func (c *choice) prefer() {
+	c.why = policy.ReasonPrefixMatch
+	longest := 0
+	for _, r := range c.pool.Replicas {
+		if c.may(r) {
+			longest = max(longest, c.depth(r))
+		}
+	}
+	matches := float64(c.chars(longest))/float64(c.length) >= c.rate
+	if !matches {
+		c.why = policy.ReasonLeastLoaded
+	}
+	least := int64(1 << 62)
+	for _, r := range c.pool.Replicas {
+		switch {
+		case !c.may(r):
+		case matches:
+			if c.depth(r) == longest {
+				c.take(r)
+			}
+		default:
+			holds := int64(0)
+			if t := c.of(r.ID); t != nil {
+				holds = t.chars.Load()
+			}
+			if holds < least {
+				least, c.best, c.full = holds, nil, nil
+			}
+			if holds == least {
+				c.take(r)
+			}
+		}
+	}
+	if c.best != nil {
+		c.full = nil
+	}
+}
+
+// take takes a preferred replica. The first of those with the fewest requests is the best.
+func (c *choice) take(r *policy.Replica) {
+	switch {
+	case r.Full() || !c.pool.Takes(r):
+		if c.best == nil {
+			c.full = append(c.full, r)
+		}
+	case c.best == nil || r.State().UnderWay() < c.best.State().UnderWay():
+		c.best = r
+	}
+}
+
+// routed notes that the replica holds the prompt from now on.
 func (p *affinity) routed(q *policy.Request, d policy.Decision) {
 	s, _ := q.Prepared.(*prepared)
-	if s == nil || len(s.Hashes) == 0 {
+	if s == nil {
 		return
 	}
-	m := p.caches.Member(d.Replica)
-	if p.ray {
-		p.countBytes(s, m)
-	} else {
-		p.popularity.Sent(&s.Prompt)
+	t := p.of(d.Replica.ID)
+	if t == nil {
+		return
 	}
-	m.Routed(&s.predicted, 0, cacheview.Route{
-		Blocks: s.Hashes, BlockTokens: s.TokensPerBlock(), Alone: d.Replica.Ongoing() <= 1,
-	})
+	s.had = 0
+	for _, h := range p.tree.match(s.path, nil) {
+		if h.tenant == t {
+			s.had = h.depth
+		}
+	}
+	s.number = p.tree.insert(t, s.path, s.size)
+	p.mu.RLock()
+	most := int64(min(p.EvictionThresholdChars, maxChars/max(len(p.tenants), 1)))
+	p.mu.RUnlock()
+	if n := t.chars.Load(); n > most {
+		p.tree.shrink(t, n-most*int64(p.EvictionTargetChars)/int64(p.EvictionThresholdChars))
+	}
 }
 
+// completed takes a prompt back that the replica has not computed.
 func (p *affinity) completed(q *policy.Request, d policy.Decision, o policy.Outcome) {
 	s, _ := q.Prepared.(*prepared)
-	if s == nil || len(s.Hashes) == 0 {
+	if s == nil || s.number == 0 || o.Prefilled() {
 		return
 	}
-	p.popularity.Ended(&s.Prompt, o.Sent)
-	s.predicted.End(o.Prefilled())
-	switch {
-	case !o.Prefilled() && p.ray:
-		p.caches.Member(d.Replica).SentBytes.Add(-s.bytes)
-	case o.Prefilled() && d.Reason == policy.ReasonRendezvous && o.Usage.CachedTokens >= 0:
-		shared := s.CoveredTokens(s.shared)
-		p.reuse.Learn(o.Usage.CachedTokens-shared, s.Tokens-shared)
+	if t := p.of(d.Replica.ID); t != nil {
+		p.tree.undo(t, s.path, s.had, s.number)
 	}
 }
 
-// cacheChanged takes what is reported of a replica, which goes before what was routed there. Ray's rule ignores it.
-func (p *affinity) cacheChanged(changes []policy.CacheChange) {
-	if !p.ray && len(changes) > 0 {
-		p.reported.Store(true)
-		p.caches.CacheChanged(changes)
+func (p *affinity) fleetChanged(c policy.FleetChange) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range c.Removed {
+		if t := p.tenants[r.ID]; t != nil {
+			p.tree.remove(t)
+			delete(p.tenants, r.ID)
+		}
+	}
+	for _, r := range c.Added {
+		p.tenants[r.ID] = &tenant{id: r.ID}
 	}
 }
 
-// countBytes adds to a replica what it does not hold of a prompt.
-func (p *affinity) countBytes(s *prepared, m *cacheview.Member) {
-	found := p.caches.Find(s.fleet, &s.Prompt)
-	depth := 0
-	if at, ok := s.fleet.Place(m); ok {
-		depth = found.Any(at)
-	}
-	s.bytes = int64((len(s.Hashes) - depth) * s.Size)
-	m.SentBytes.Add(s.bytes)
-	p.caches.Free(found)
+func (p *affinity) stats() policy.IndexStats {
+	x := &p.tree
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return policy.IndexStats{Bytes: 8 * x.chars, Blocks: int64(x.nodes), Evictions: x.evict}
 }

@@ -90,8 +90,8 @@ func (r *Result) check(sc *Scenario) {
 
 var outcomes = []Outcome{Served, Cut, SentTwice, TimedOut, Refused, Lost}
 
-// sticky are the policies that keep sessions together.
-var sticky = []string{ring, "prefix_cache_affinity", "kv_aware"}
+// sticky are the policies that keep sessions together, also when replicas come and go.
+var sticky = []string{ring, "kv_aware"}
 
 // judge counts.
 func (s *stage) judge(sc *Scenario) *Result {

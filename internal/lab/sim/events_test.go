@@ -153,7 +153,7 @@ func TestSubscription(t *testing.T) {
 		{"kv_aware", ShareBroadcast, false, true},
 		{"prefix_cache_affinity", ShareNone, false, false},
 		{"prefix_cache_affinity", ShareLoad, false, false},
-		{"prefix_cache_affinity", ShareBroadcast, false, true},
+		{"prefix_cache_affinity", ShareBroadcast, false, false},
 		{"round_robin", ShareBroadcast, false, false},
 	} {
 		r, err := newRun(NewPrompts(nil), small(c.policy, 2, c.share))

@@ -60,7 +60,7 @@ func TestForksBeginAtTheirParents(t *testing.T) {
 	own, near := run(alone, "consistent_hash"), run(family, "consistent_hash")
 	require.Greater(t, near.CachedTokenRatio, own.CachedTokenRatio+0.03)
 	require.Less(t, near.TTFT.Mean, 0.9*own.TTFT.Mean)
-	prefix := run(alone, "prefix_cache_affinity")
+	prefix := run(alone, "kv_aware")
 	require.InDelta(t, near.CachedTokenRatio, prefix.CachedTokenRatio, 0.02)
-	require.Equal(t, prefix.Figures, run(family, "prefix_cache_affinity").Figures, "the prompt decides, not the parent")
+	require.Equal(t, prefix.Figures, run(family, "kv_aware").Figures, "the prompt decides, not the parent")
 }

@@ -13,7 +13,7 @@ func TestPrompts(t *testing.T) {
 	rs := chats(t, 4)
 	prompts := NewPrompts(rs)
 	for _, block := range []int{16, 32, 16} {
-		for _, name := range []string{"kv_aware", "dynamo_s16", "prefix_cache_affinity"} {
+		for _, name := range []string{"kv_aware", "dynamo_s16"} {
 			c := small(name, 3, ShareNone)
 			c.Engines = []enginesim.Config{{KVTokens: 40_000, BlockSize: block}}
 			own := runOf(t, rs, c)

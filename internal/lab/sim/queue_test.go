@@ -25,7 +25,7 @@ func bounded(policyName string, clients, ongoing, queued int, patience time.Dura
 func TestOverload(t *testing.T) {
 	skipUnderRace(t)
 	rs := chatsFor(t, 40, 4*time.Minute)
-	for _, name := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "prefix_cache_affinity"} {
+	for _, name := range []string{"round_robin", "power_of_two_choices", "consistent_hash", "kv_aware"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			c := bounded(name, 1, 16, 20, 4*time.Second)
@@ -80,7 +80,7 @@ func TestOrderOfArrival(t *testing.T) {
 // Many clients leave nothing in a queue.
 func TestQueuesOfManyClients(t *testing.T) {
 	rs := chatsFor(t, 30, 2*time.Minute)
-	c := bounded("prefix_cache_affinity", 6, 4, 10, 0)
+	c := bounded("kv_aware", 6, 4, 10, 0)
 	res := runOf(t, rs, c)
 	require.Positive(t, res.Decisions[string(policy.ReasonQueued)])
 	for i := range res.Samples {

@@ -101,7 +101,7 @@ func TestSeedsDiffer(t *testing.T) {
 // A single client learns nothing from sharing.
 func TestOneClient(t *testing.T) {
 	rs := chats(t, 12)
-	for _, name := range []string{"prefix_cache_affinity", "least_requests"} {
+	for _, name := range []string{"kv_aware", "least_requests"} {
 		alone := runOf(t, rs, small(name, 1, ShareNone))
 		require.Equal(t, alone, runOf(t, rs, small(name, 1, ShareLoad)))
 	}
@@ -126,15 +126,15 @@ func TestManyClients(t *testing.T) {
 	at := func(name string, clients int, share Share) *drive.Result {
 		return runOf(t, rs, small(name, clients, share))
 	}
-	learned, rendezvous := at("smg_cache_aware", 1, ShareNone), at("prefix_cache_affinity", 1, ShareNone)
+	learned, rendezvous := at("smg_cache_aware", 1, ShareNone), at("kv_aware", 1, ShareNone)
 	blind := at("round_robin", 1, ShareNone)
 	require.Greater(t, rendezvous.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
 	require.Greater(t, learned.CachedTokenRatio, 1.5*blind.CachedTokenRatio)
 	require.Less(t, at("smg_cache_aware", 32, ShareNone).CachedTokenRatio, 0.8*learned.CachedTokenRatio)
-	require.Greater(t, at("prefix_cache_affinity", 32, ShareNone).CachedTokenRatio, 0.85*rendezvous.CachedTokenRatio)
-	shared := at("prefix_cache_affinity", 32, ShareLoad)
+	require.Greater(t, at("kv_aware", 32, ShareNone).CachedTokenRatio, 0.85*rendezvous.CachedTokenRatio)
+	shared := at("kv_aware", 32, ShareLoad)
 	require.Less(t, shared.TTFT.Mean, 1.2*rendezvous.TTFT.Mean)
-	require.Less(t, shared.TTFT.Mean, at("prefix_cache_affinity", 32, ShareNone).TTFT.Mean)
+	require.Less(t, shared.TTFT.Mean, at("kv_aware", 32, ShareNone).TTFT.Mean)
 	require.Greater(t, at("least_requests", 32, ShareLoad).TTFT.Mean, at("least_requests", 32, ShareNone).TTFT.Mean)
 }
 
@@ -162,7 +162,7 @@ func TestText(t *testing.T) {
 		{ID: "a", Text: "the quick brown fox jumps over the lazy dog, again and again and again", PromptTokens: 18, OutputTokens: 2},
 		{ID: "b", Text: "the quick brown fox jumps over the lazy dog, again and again and again", PromptTokens: 18, OutputTokens: 2, At: time.Second},
 	}
-	c := small("prefix_cache_affinity", 3, ShareNone)
+	c := small("kv_aware", 3, ShareNone)
 	c.WarmUp = 0
 	res := runOf(t, rs, c)
 	require.Equal(t, 16, res.Samples[1].Cached)
@@ -205,7 +205,7 @@ func TestRefused(t *testing.T) {
 		"max_ongoing_requests": func(c *Config) { c.Patience = time.Second },
 		"patience":             func(c *Config) { c.Channel.MaxOngoingRequests, c.Patience = 3, -1 },
 		"load_factor": func(c *Config) {
-			c.Channel.Policy = policy.Selection{Name: "prefix_cache_affinity", Config: json.RawMessage(`{"load_factor":0}`)}
+			c.Channel.Policy = policy.Selection{Name: "kv_aware", Config: json.RawMessage(`{"load_factor":0}`)}
 		},
 		"blocks of 16 and of 32": func(c *Config) { c.Engines = []enginesim.Config{{}, {BlockSize: 32}} },
 		"superblocks": func(c *Config) {
@@ -254,7 +254,7 @@ func TestMerge(t *testing.T) {
 
 func BenchmarkRun(b *testing.B) {
 	rs := chatsFor(b, 12, 3*time.Minute)
-	for _, name := range []string{"round_robin", "prefix_cache_affinity", "dynamo_s16"} {
+	for _, name := range []string{"round_robin", "kv_aware", "dynamo_s16"} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

@@ -33,7 +33,7 @@ const fleet = `
 load_interval: 10ms
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     replicas:
     - {id: a, address: "10.0.0.1:8000"}
     - {id: b, address: "10.0.0.2:8000"}

@@ -120,7 +120,7 @@ func TestInferencePool(t *testing.T) {
 load_interval: 10ms
 deployments:
   chat:
-    policy: {prefix_cache_affinity: {}}
+    policy: {kv_aware: {}}
     target: warmpath-inferencepool:///chat.llm
 `, extproc.Options{Fallbacks: 2}, nil)
 	prompts := 0

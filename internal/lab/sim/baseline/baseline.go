@@ -104,7 +104,7 @@ func (f *Fleet) cached(blocks []uint64, depth []int) {
 
 // newRay is the product's policy with Ray's rule.
 func newRay(*Fleet) policy.Policy {
-	p, err := prefixaffinity.New(prefixaffinity.Config{OnMiss: prefixaffinity.OnMissSmallest, IndexBytes: unbounded})
+	p, err := prefixaffinity.New(prefixaffinity.Config{EvictionThresholdChars: 32 << 20})
 	if err != nil {
 		panic(err) // the config is a constant
 	}

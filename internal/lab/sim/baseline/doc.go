@@ -8,9 +8,9 @@
 //   - least_requests: fewest requests under way. A random one of equals, here and below
 //   - least_tokens: least load as warmpath counts it (prompt tokens reserved and not yet prefilled, plus the request
 //     cost per request), blind to caches: every token of a prompt counts
-//   - ray_prefix: Ray Serve LLM's PrefixCacheAffinityRouter. It is the product's prefix_cache_affinity with
-//     on_miss: smallest, in blocks of 16 tokens where Ray compares characters, and with an index so large that it
-//     never forgets, as Ray's does by default. Requests are counted by itself, not asked of the replicas
+//   - ray_prefix: Ray Serve LLM's PrefixCacheAffinityRouter: the product's prefix_cache_affinity. A token of a trace
+//     is a character. All replicas together hold 32 million of them; Ray's never forget by default. Requests are counted
+//     by itself, not asked of the replicas
 //   - smg_cache_aware_2025: SMG's cache_aware up to August 2026, still that of the SGLang and vLLM gateways: if the
 //     requests of busiest and idlest differ by more than 64 and by more than 1.5 times, the idlest; else the replica
 //     that was sent the longest prefix, if that is more than 0.3 of the prompt, of several the one used last; else

@@ -164,7 +164,7 @@ type Loss struct {
 }
 
 // Losses are the figures of a policy that are worse than 1.03 × those of the best rule with the same information and
-// as many clients. kv_aware is also compared with prefix_cache_affinity, in cached tokens too.
+// as many clients.
 func (r *Results) Losses(policy string, policies []string) (all []Loss) {
 	for i := range r.Cells {
 		c := &r.Cells[i]
@@ -172,12 +172,11 @@ func (r *Results) Losses(policy string, policies []string) (all []Loss) {
 		if mine == nil {
 			continue
 		}
-		for _, f := range append(slices.Clip(judgedBy), &cached) {
+		for _, f := range judgedBy {
 			worst := Loss{Cell: c.Name, Figure: f.name, Factor: allowed}
 			for _, other := range policies {
-				sibling := policy == "kv_aware" && other == "prefix_cache_affinity"
 				row := c.row(other, c.Clients)
-				if row == nil || !sibling && (f == &cached || !rival(other, policy)) {
+				if row == nil || !rival(other, policy) {
 					continue
 				}
 				seeds := common(mine, row)
