@@ -148,9 +148,9 @@ func TestMismatchedBlocksAreRefused(t *testing.T) {
 		tokens  int
 		refused int64
 	}{
-		{defaults, 16, 0}, {defaults, 32, 1}, {defaults, 512, 0}, {odd, 512, 1}, {odd, 24, 0},
-		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}, Learn: true}, 1<<16 + 1, 1},
-		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}, Learn: true}, 2096, 0},
+		{defaults, 16, 0}, {defaults, 32, 0}, {defaults, 512, 0}, {odd, 512, 1}, {odd, 24, 0},
+		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}}, 1<<16 + 1, 1},
+		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}}, 2096, 0},
 	} {
 		w := newWorld(t, tt.options)
 		w.report(policy.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Stored: []uint64{1}})
@@ -161,9 +161,7 @@ func TestMismatchedBlocksAreRefused(t *testing.T) {
 
 // A fleet may be restarted with another block, one replica after the other.
 func TestAnotherBlockSizeIsLearned(t *testing.T) {
-	o := defaults
-	o.Learn = true
-	w := newWorld(t, o)
+	w := newWorld(t, defaults)
 	p := tokens(1, 320)
 	report := func(id string, size int) {
 		w.report(policy.CacheChange{Replica: id, BlockTokens: size, Stored: kvindex.AppendTokens(nil, p, size, kvindex.SeedFor("", "", ""))})
@@ -186,9 +184,7 @@ func TestAnotherBlockSizeIsLearned(t *testing.T) {
 func TestBlockSizeOfTheEngineIsLearned(t *testing.T) {
 	fleet := policytest.Fleet(4)
 	fleet[1].Models, fleet[2].Models, fleet[3].Models = []string{"a"}, []string{"b"}, []string{"a"}
-	o := defaults
-	o.Learn = true
-	w := newWorld(t, o, fleet...)
+	w := newWorld(t, defaults, fleet...)
 	report := func(id string, tokens int) {
 		w.report(policy.CacheChange{Replica: id, BlockTokens: tokens, Stored: []uint64{1}})
 	}
@@ -278,7 +274,7 @@ func TestLeaving(t *testing.T) {
 }
 
 func TestConcurrentUse(t *testing.T) {
-	w := newWorld(t, Options{MaxBytes: 1 << 20, Grain: defaults.Grain, Learn: true})
+	w := newWorld(t, Options{MaxBytes: 1 << 20, Grain: defaults.Grain})
 	var wg sync.WaitGroup
 	for g := range 4 {
 		wg.Go(func() {

@@ -46,19 +46,14 @@ import (
 type Options struct {
 	// MaxBytes is the budget.
 	MaxBytes int64
-	// Grain is how prompts are cut until an engine reports its own block.
+	// Grain is how prompts are cut. An engine's own block of tokens takes the place of Grain.Tokens once it is reported.
 	Grain rendezvous.Grain
-	// Learn takes the engines' block of tokens in place of Grain.Tokens.
-	Learn bool
-	// Ranks keeps the data-parallel ranks of a replica apart; else a replica holds
-	// what any of its ranks holds.
-	Ranks bool
 	// KVTokens is the size of a replica's KV cache in tokens until SetCapacity; 0 = not
 	// known, and only the budget bounds the prediction.
 	KVTokens int
 }
 
-// Bounds of what the policies with an index are configured with.
+// Bounds of what the policy is configured with.
 const (
 	maxBlockTokens = 1 << 16
 	minIndexBytes  = 1 << 20
@@ -108,8 +103,7 @@ func (x *Index) Stats() policy.IndexStats {
 
 // A Member is the cache of a replica for as long as its id stays in the fleet.
 type Member struct {
-	SentBytes atomic.Int64 // for a policy that counts what was sent there
-	Busy      Busy         // belongs to Choose, and so to the Router's lock
+	Busy Busy // belongs to Choose, and so to the Router's lock
 
 	id       string
 	place    atomic.Int32          // in the newest Fleet
@@ -174,7 +168,7 @@ func (x *Index) FleetChanged(c policy.FleetChange) {
 	for _, r := range c.Added {
 		m := &Member{id: r.ID, models: declared(r), lanes: make(map[lane]kvindex.Slot)}
 		x.members[r.ID] = m
-		for rank := range x.ranks(r) {
+		for rank := range ranks(r) {
 			slot := x.blocks.Add(&lane{member: m, rank: rank, routed: true})
 			own := &routes{index: x.blocks, slot: slot, underWay: kvindex.NoSlot, tokens: x.o.KVTokens}
 			m.routes = append(m.routes, own)
@@ -197,10 +191,5 @@ func (x *Index) forget(m *Member) {
 	delete(x.members, m.id)
 }
 
-// ranks returns how many ranks of a replica are kept apart.
-func (x *Index) ranks(r *policy.Replica) int {
-	if x.o.Ranks {
-		return max(r.Ranks, 1)
-	}
-	return 1
-}
+// ranks returns how many data-parallel ranks a replica has.
+func ranks(r *policy.Replica) int { return max(r.Ranks, 1) }

@@ -34,7 +34,7 @@ func (x *Index) Fleet(v policy.View) *Fleet {
 	for i, r := range f.Replicas {
 		if old != nil && i < len(old.Replicas) && old.Replicas[i] == r && old.Members[i] != absent { // the same replica
 			f.Members, f.units = append(f.Members, old.Members[i]), append(f.units, int32(units))
-			units += x.ranks(r)
+			units += ranks(r)
 			continue
 		}
 		m := cmp.Or(x.members[r.ID], absent)
@@ -44,7 +44,7 @@ func (x *Index) Fleet(v policy.View) *Fleet {
 		m.place.Store(int32(i))
 		f.Members = append(f.Members, m)
 		f.units = append(f.units, int32(units))
-		units += x.ranks(r)
+		units += ranks(r)
 	}
 	f.units = append(f.units, int32(units))
 	if renewed {

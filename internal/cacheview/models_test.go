@@ -72,9 +72,7 @@ func TestBlockSizeOfAModelThatIsAddedLater(t *testing.T) {
 	pol, err := poweroftwo.New(poweroftwo.Config{})
 	require.NoError(t, err)
 	r := policytest.NewRouter(t, pol, fleet)
-	o := defaults
-	o.Learn = true
-	x := New(o)
+	x := New(defaults)
 	x.FleetChanged(policy.FleetChange{Added: r.View().Replicas()})
 	x.Fleet(r.View())
 	report := func() { x.CacheChanged([]policy.CacheChange{{Replica: "r1", BlockTokens: 64, Stored: []uint64{1}}}) }

@@ -26,7 +26,7 @@ func TestPredictions(t *testing.T) {
 		for i := range members {
 			members[i].Ranks = 1 + i
 		}
-		w := newWorld(t, Options{MaxBytes: 1 << 20, Grain: defaults.Grain, Ranks: true}, members...)
+		w := newWorld(t, Options{MaxBytes: 1 << 20, Grain: defaults.Grain}, members...)
 		var all []*held
 		for range 200 {
 			at := rnd.IntN(len(members))

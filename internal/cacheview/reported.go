@@ -82,15 +82,11 @@ func (x *Index) reports(m *Member, coarse bool) {
 
 // fits reports whether blocks of so many tokens can be looked up. Called with mu held.
 func (x *Index) fits(m *Member, tokens int) bool {
-	switch {
-	case tokens == policy.SuperblockTokens:
+	if tokens == policy.SuperblockTokens {
 		return rendezvous.PerSuperblock(x.o.Grain.Bytes, policy.BytesPerToken) > 0 ||
 			rendezvous.PerSuperblock(x.Grain(m.models[0]).Tokens, 1) > 0
-	case x.o.Learn:
-		return x.learnSize(m, tokens)
-	default:
-		return tokens == x.o.Grain.Tokens
 	}
+	return x.learnSize(m, tokens)
 }
 
 // learnt is what reports show of models, by the names that requests may use; "" stands for replicas that declare none.

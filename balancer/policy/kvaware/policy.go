@@ -122,8 +122,6 @@ func build(c Config) (*kvAware, error) {
 		caches: cacheview.New(cacheview.Options{
 			MaxBytes: c.IndexBytes,
 			Grain:    rendezvous.GrainOf(c.BlockTokens),
-			Learn:    true,
-			Ranks:    true,
 			KVTokens: max(int(c.KVTokens), 0),
 		}),
 		popularity: rendezvous.NewPopularity(),
