@@ -22,8 +22,8 @@ package policy_test
 //	      backoff_index 0/10/2048, expired entries
 //	Pow2: a died replica gets 0 probes in 10 picks   tested as 0 picks
 //	Pow2: matching timeout of multiplexed models     the tiers are walked at once; a full holder is skipped
-//	Prefix: probes, lookups per request, event-loop  prefixaffinity has its own tests of results; it neither probes nor runs
-//	        gaps, eviction intervals                 a loop
-//	PrefixTree: splits, LRU lists, tenant counts     kvindex is no tree; its tests are on what other indexes of prefixes get wrong
+//	Prefix: probes, lookups per request, event-loop  prefixaffinity neither probes nor runs a loop
+//	        gaps, eviction intervals
+//	PrefixTree: LRU lists                            tested as what is forgotten first
 //	KV: trackers, threads, task counts, ai-dynamo    the kv_aware policy's, where they state a result
 //	LLMRouter, HAProxy                               the look-aside server's

@@ -1,6 +1,7 @@
 package prefixaffinity
 
 import (
+	"math"
 	"strings"
 	"testing"
 
@@ -200,4 +201,53 @@ func TestRaysPrefixTree(t *testing.T) {
 		require.Equal(t, map[string]int{"t2": 4}, matched(x, "help"))
 		require.EqualValues(t, 4, x.chars)
 	})
+}
+
+func TestBoundsNameTheField(t *testing.T) {
+	for want, configs := range map[string][]Config{
+		"": {
+			{}, Config{}.WithDefaults(), {MatchRateThreshold: policy.Off, ImbalancedThreshold: 0.5}, {MatchRateThreshold: 1},
+			{EvictionThresholdChars: 1}, {EvictionThresholdChars: maxChars, EvictionTargetChars: maxChars},
+		},
+		"match_rate_threshold":     {{MatchRateThreshold: -0.1}, {MatchRateThreshold: 1.1}, {MatchRateThreshold: policy.Limit(math.NaN())}},
+		"imbalanced_threshold":     {{ImbalancedThreshold: -2}, {ImbalancedThreshold: policy.Limit(math.NaN())}},
+		"eviction_threshold_chars": {{EvictionThresholdChars: -1}, {EvictionThresholdChars: maxChars + 1}},
+		"eviction_target_chars":    {{EvictionTargetChars: -1}, {EvictionTargetChars: 400_001}},
+	} {
+		for _, c := range configs {
+			if _, err := New(c); want == "" {
+				require.NoError(t, err)
+			} else {
+				require.ErrorContains(t, err, want)
+			}
+		}
+	}
+}
+
+// A replica that comes back under its id holds nothing.
+func TestReplicaThatComesBackHoldsNothing(t *testing.T) {
+	r, p := rays(t, Config{}, "r1", "r2")
+	hold(t, r, p, "r1", "hello")
+	policytest.SetFleet(r, policytest.Replicas("r2"))
+	require.Zero(t, p.tree.nodes)
+	policytest.SetFleet(r, policytest.Replicas("r1", "r2"))
+	require.Zero(t, p.of("r1").chars.Load())
+}
+
+// All replicas together hold maxChars.
+func TestTheTreeIsBounded(t *testing.T) {
+	const replicas, each = 64, 1 << 17
+	p := newPolicy(t, Config{EvictionThresholdChars: maxChars})
+	r := policytest.NewRouter(t, p.policy(), policytest.Fleet(replicas))
+	tokens := make([]uint32, each)
+	for i := range 6 * replicas {
+		tokens[0] = uint32(i)
+		q := &policy.Request{Pin: r.View().Replicas()[i%replicas].ID}
+		q.SetPrompt(policy.Prompt{Tokens: tokens})
+		policytest.Pick(t, r, q)
+		require.LessOrEqual(t, p.tree.chars, int64(maxChars))
+	}
+	for _, held := range p.tenants {
+		require.LessOrEqual(t, held.chars.Load(), int64(maxChars/replicas))
+	}
 }

@@ -2,7 +2,6 @@ package extproc_test
 
 import (
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,7 +18,7 @@ func TestResponsesAreFollowed(t *testing.T) {
 			`data: {"type":"response.created","sequence_number":0,"response":{"object":"response","id":"%s","output":[]}}` + "\n\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := startPicker(t, strings.Replace(fleet, "prefix_cache_affinity", "kv_aware", 1), extproc.Options{}, nil)
+			p := startPicker(t, fleet, extproc.Options{}, nil)
 			path := func(path string) map[string]string { return chatHeaders(":path", path) }
 			ask := func(h map[string]string, body, id string) string {
 				g := p.open(t, duplex)
