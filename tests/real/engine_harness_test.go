@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -125,7 +126,10 @@ func (e *engine) start(ctx context.Context) error {
 	if e.started, err = theLauncher.start(order{Log: e.log, Env: e.variables, Program: e.program, Args: e.args}); err != nil {
 		return err
 	}
-	if e.conn, err = grpc.NewClient(e.addr, grpc.WithTransportCredentials(insecure.NewCredentials())); err != nil {
+	soon := backoff.DefaultConfig // an engine that takes minutes is found soon after, not in two minutes
+	soon.MaxDelay = time.Second
+	if e.conn, err = grpc.NewClient(e.addr, grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: soon, MinConnectTimeout: 20 * time.Second})); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
