@@ -27,10 +27,20 @@ func (c caches) computed(a answer) {
 	}
 }
 
-// inTurns holds conversations one call at a time: the first turns of all, then the second ones. Before each call it
-// waits until the channel has heard of all blocks that were stored; held are those of the calls before. more changes
-// the requests of conversation i.
-func inTurns(t *testing.T, all []conversation, ask generate, m *meter, held caches, more ...func(i int, q *request)) (answers []answer) {
+// heard returns a function that waits, after a call, until the channel has heard of all blocks that were stored.
+func (c caches) heard(t *testing.T, m *meter) func(a answer) {
+	return func(a answer) {
+		t.Helper()
+		c.computed(a)
+		require.Eventually(t, func() bool {
+			return m.ofReplica(t, "warmpath.kv_events.blocks", a.Replica) == int64(len(c[a.Replica]))
+		}, time.Minute, time.Millisecond, "%d blocks of %s", len(c[a.Replica]), a.Replica)
+	}
+}
+
+// inTurns holds conversations one call at a time: the first turns of all, then the second ones. After each call it runs
+// then. more changes the requests of conversation i.
+func inTurns(t *testing.T, all []conversation, ask generate, then func(answer), more ...func(i int, q *request)) (answers []answer) {
 	t.Helper()
 	prompts := make([][]uint32, len(all))
 	for turn := range all[0].turns {
@@ -47,29 +57,38 @@ func inTurns(t *testing.T, all []conversation, ask generate, m *meter, held cach
 			require.NoError(t, a.err)
 			prompts[i] = join(prompts[i], a.output)
 			answers = append(answers, a)
-			held.computed(a)
-			require.Eventually(t, func() bool {
-				return m.ofReplica(t, "warmpath.kv_events.blocks", a.Replica) == int64(len(held[a.Replica]))
-			}, time.Minute, time.Millisecond, "%d blocks of %s", len(held[a.Replica]), a.Replica)
+			then(a)
 		}
 	}
 	return answers
 }
 
 // Once the events of the calls before it have arrived, the tokens that a call is expected to find cached are those that
-// the engine finds, each time.
+// the engine finds, each time; after FlushCache, too.
 func TestExpectedCachedTokensAreTheEngines(t *testing.T) {
 	engines := shared(t)
 	m := newMeter(t)
-	conn := dial(t, target(engines), m.option, client.WithConfig(`{"kv_events":"grpc:vllm"}`))
-	expected, cached, replicas := 0, 0, make(map[string]bool)
-	for i, a := range inTurns(t, conversations(36, 1), viaEngine(conn), m, make(caches)) {
-		require.Equal(t, a.cached, a.MatchedTokens, "call %d: %+v", i, a.Decision)
-		require.Equal(t, a.cached, a.Usage.CachedTokens)
-		require.Equal(t, len(a.prompt), a.Usage.PromptTokens)
-		expected, cached = expected+a.MatchedTokens, cached+a.cached
-		replicas[a.Replica] = true
+	ask := viaEngine(dial(t, target(engines), m.option, client.WithConfig(`{"kv_events":"grpc:vllm"}`)))
+	equal := func(conversations []conversation) (expected int) {
+		t.Helper()
+		replicas := make(map[string]bool)
+		for i, a := range inTurns(t, conversations, ask, make(caches).heard(t, m)) {
+			require.Equal(t, a.cached, a.MatchedTokens, "call %d: %+v", i, a.Decision)
+			require.Equal(t, a.cached, a.Usage.CachedTokens)
+			require.Equal(t, len(a.prompt), a.Usage.PromptTokens)
+			replicas[a.Replica] = true
+			expected += a.MatchedTokens
+		}
+		require.Greater(t, len(replicas), 1)
+		return expected
 	}
-	t.Logf("expected %d, cached %d", expected, cached)
-	require.Greater(t, len(replicas), 1)
+	all := conversations(36, 1)
+	t.Logf("expected and cached: %d", equal(all))
+	for _, e := range engines {
+		require.NoError(t, e.flush(t.Context()))
+		// The event follows with a step. The call fills no block.
+		require.NoError(t, viaEngine(e.conn)(t.Context(), request{prompt: []uint32{3, 4, 5}, bound: 2}).err)
+	}
+	require.Eventually(t, func() bool { return m.ofReplica(t, "warmpath.kv_events.blocks", "") == 0 }, time.Minute, time.Millisecond)
+	t.Logf("after FlushCache: %d", equal(all[:12]))
 }
