@@ -33,8 +33,10 @@ func (steady) Generate(q *enginepb.GenerateRequest, s grpc.ServerStreamingServer
 		FinishReason: "length", PromptTokens: 40, CompletionTokens: 1}}})
 }
 
-// BenchmarkResume compares streams of 500 messages that may go on at another replica with streams that may not, in pairs
-// of turns: processor time of client and server together, as the median of the pairs' ratios, and memory.
+// BenchmarkResume compares streams of 500 messages that may go on at another replica with streams that may not, and with
+// those of plain gRPC, in turns: processor time of client and server together, as the median of the ratios, and memory.
+//
+//	go test ./tests -run '^$' -bench '^BenchmarkResume$' -benchtime 301x
 func BenchmarkResume(b *testing.B) {
 	const turn = 4 // streams
 	l := listenLoopback(b)
@@ -42,9 +44,12 @@ func BenchmarkResume(b *testing.B) {
 	enginepb.RegisterVllmEngineServer(s, steady{})
 	go func() { _ = s.Serve(l) }()
 	b.Cleanup(s.Stop)
-	var stubs [2]enginepb.VllmEngineClient
+	plain, err := grpc.NewClient(l.Addr().String(), insecureOption())
+	require.NoError(b, err)
+	b.Cleanup(func() { require.NoError(b, plain.Close()) })
+	stubs := [3]enginepb.VllmEngineClient{enginepb.NewVllmEngineClient(plain)}
 	for i, object := range []string{`{"max_resumes":"off"}`, `{}`} {
-		stubs[i] = enginepb.NewVllmEngineClient(dial(b, "warmpath:///"+l.Addr().String(), client.WithConfig(object)))
+		stubs[i+1] = enginepb.NewVllmEngineClient(dial(b, "warmpath:///"+l.Addr().String(), client.WithConfig(object)))
 	}
 	q := engineStream("a", 500)
 	run := func(stub enginepb.VllmEngineClient) {
@@ -55,16 +60,17 @@ func BenchmarkResume(b *testing.B) {
 		}
 		require.Equal(b, io.EOF, err)
 	}
-	for range 2 * turn { // the channel reads its first outputs
-		run(stubs[0])
-		run(stubs[1])
+	for range 3 * turn { // the channel reads its first outputs
+		for _, stub := range stubs {
+			run(stub)
+		}
 	}
-	var spent [2][]float64 // µs a stream
-	var memory [2]uint64
-	var ratios []float64
+	var spent [3][]float64 // µs a stream
+	var memory [3]uint64
+	var resume, all []float64 // with resume, ÷ without, and ÷ plain gRPC
 	for b.Loop() {
 		for k := range stubs {
-			i := (k + len(ratios)) % 2
+			i := (k + len(all)) % len(stubs)
 			before, from := everAllocated(), processorTime(b)
 			for range turn {
 				run(stubs[i])
@@ -72,14 +78,15 @@ func BenchmarkResume(b *testing.B) {
 			spent[i] = append(spent[i], float64((processorTime(b)-from).Microseconds())/turn)
 			memory[i] += everAllocated() - before
 		}
-		n := len(ratios)
-		ratios = append(ratios, spent[1][n]/spent[0][n])
+		n := len(all)
+		resume, all = append(resume, spent[2][n]/spent[1][n]), append(all, spent[2][n]/spent[0][n])
 	}
-	for i, name := range []string{"off", "on"} {
+	for i, name := range []string{"plain", "off", "on"} {
 		b.ReportMetric(median(spent[i]), "µs/"+name)
-		b.ReportMetric(float64(memory[i])/float64(turn*len(ratios)), "B/"+name)
+		b.ReportMetric(float64(memory[i])/float64(turn*len(all)), "B/"+name)
 	}
-	b.ReportMetric(100*(median(ratios)-1), "%time")
+	b.ReportMetric(median(resume), "on/off")
+	b.ReportMetric(median(all), "on/plain")
 }
 
 // everAllocated is how much memory the process has ever allocated, in bytes.

@@ -203,22 +203,29 @@ type usageTally [usageCounts]struct {
 
 // fields reads a struct.
 func (t *usageTally) fields(s reflect.Value, steps []usageStep) {
+	var member reflect.Value // of the oneof that was looked at last
+	var kind reflect.Type
+	oneof := -1
 	for i := range steps {
 		st := &steps[i]
-		f := s.Field(st.field)
-		if st.wrapper != nil {
-			if f = f.Elem(); !f.IsValid() || f.Type() != st.wrapper {
-				continue
+		if st.wrapper == nil {
+			if f := s.Field(st.field); f.Kind() == reflect.Slice {
+				for i := range f.Len() {
+					t.field(f.Index(i), st, true)
+				}
+			} else {
+				t.field(f, st, false)
 			}
-			f = f.Elem().Field(0)
+			continue
 		}
-		switch {
-		case f.Kind() == reflect.Slice:
-			for i := range f.Len() {
-				t.field(f.Index(i), st, true)
+		if oneof != st.field {
+			oneof, member, kind = st.field, s.Field(st.field).Elem(), nil
+			if member.IsValid() {
+				kind = member.Type()
 			}
-		default:
-			t.field(f, st, st.wrapper != nil)
+		}
+		if kind == st.wrapper {
+			t.field(member.Elem().Field(0), st, true)
 		}
 	}
 }
@@ -235,14 +242,17 @@ func (t *usageTally) field(f reflect.Value, st *usageStep, set bool) {
 		t.fields(f, st.inner)
 		return
 	}
-	v := value{kind: kindNumber}
+	var n int64
 	if f.CanUint() {
-		v.num = int64(f.Uint())
+		n = int64(f.Uint())
 	} else {
-		v.num = f.Int()
+		n = f.Int()
 	}
-	if set || v.num != 0 {
-		t.value(&v, st, false)
+	switch {
+	case n < 0 || n > math.MaxInt32:
+		t.take(-1, true, st, false)
+	case set || n != 0:
+		t.take(int(n), n != 0, st, false)
 	}
 }
 
@@ -252,26 +262,28 @@ func (t *usageTally) message(s *source, m message, steps []usageStep) {
 		st := &steps[i]
 		switch {
 		case st.path.tensor():
-			s.tensor(st.path[0].key, func(v value) { t.value(&v, st, false) })
+			s.tensor(st.path[0].key, func(v value) { t.take(v.count(), v.num != 0 || v.text != "", st, false) })
 		case len(st.inner) > 0:
 			s.walk(m, st.path, kindMessage|kindEncoded, func(v value) { t.message(s, v.message(), st.inner) })
 		default:
-			s.walk(m, st.path, scalar, func(v value) { t.value(&v, st, s.typed == nil && !st.adds) })
+			s.walk(m, st.path, scalar, func(v value) {
+				t.take(v.count(), v.num != 0 || v.text != "", st, s.typed == nil && !st.adds)
+			})
 		}
 	}
 }
 
-// value takes in a value at the end of a path. An alternative counts if it has something, or if it is the last. replaces
-// is set if the value replaces those before.
-func (t *usageTally) value(v *value, st *usageStep, replaces bool) {
+// take takes in a number of tokens at the end of a path; -1 is none. An alternative counts if it is filled, or if it is the
+// last. replaces is set if the number replaces those before.
+func (t *usageTally) take(n int, filled bool, st *usageStep, replaces bool) {
 	c := &t[st.count]
 	switch {
-	case st.alt > c.alt || !st.last && v.num == 0 && v.text == "":
+	case st.alt > c.alt || !st.last && !filled:
 		return
 	case st.alt < c.alt || replaces:
 		c.sum, c.alt = -1, st.alt
 	}
-	if n := v.count(); n >= 0 {
+	if n >= 0 {
 		c.sum = min(max(c.sum, 0)+n, math.MaxInt32)
 	}
 }
