@@ -128,6 +128,46 @@ func TestCausesDoNotDependOnMessages(t *testing.T) {
 	})
 }
 
+// Issue 28.14: a call that a full replica refuses goes back to the queue, also if the counts in the replica's text happen to be
+// the size of the message, as in the text of a size limit.
+func TestARefusalIsNoSizeLimit(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		size, refused := proto.Size(simple("a")), atomic.Bool{}
+		if kind == "stream" {
+			size = proto.Size(prompt("a"))
+		}
+		raw, err := proto.Marshal(&warmpathv1.Rejection{Ongoing: uint32(size), MaxOngoing: uint32(size)})
+		require.NoError(t, err)
+		trailer := metadata.Pairs(warmpathv1.TrailerRejection, string(raw))
+		refuse := func(set func(metadata.MD)) error {
+			if refused.Swap(true) {
+				return nil
+			}
+			set(trailer)
+			return status.Errorf(codes.ResourceExhausted, "%d requests are ongoing, the most is %d (max_ongoing_requests)", size, size)
+		}
+		r := start(t, &replica{
+			unary: func(ctx context.Context, _ *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				return new(testpb.SimpleResponse), refuse(func(md metadata.MD) { _ = grpc.SetTrailer(ctx, md) })
+			},
+			stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+				if err := refuse(s.SetTrailer); err != nil {
+					return err
+				}
+				return s.Send(answer("ok"))
+			},
+		})
+		stub := testpb.NewTestServiceClient(dial(t, target(r)))
+		if kind == "unary" {
+			_, err = stub.UnaryCall(deadline(t), simple("a"))
+		} else {
+			_, err = read(stub.StreamingOutputCall(deadline(t), prompt("a")))
+		}
+		require.NoError(t, err)
+		require.EqualValues(t, 2, r.calls.Load())
+	})
+}
+
 // Issue 12.14: a replica whose timer is slightly ahead resets the stream at the deadline. The call ends with
 // DEADLINE_EXCEEDED.
 func TestResetAtTheDeadlineIsFinal(t *testing.T) {

@@ -134,7 +134,7 @@ func (a *Attempts) again(err error) error {
 	default:
 		c.legs.spend()
 	}
-	if why == final || a.single || why != full && why != refused && a.oversized(err) {
+	if why == final || why != full && (a.single || why != refused && a.oversized(err)) {
 		return err
 	}
 	if end := ended(c.Context, err); end != nil {
