@@ -42,6 +42,8 @@ type deployment struct {
 	hosted    atomic.Pointer[hosted]
 	limits    atomic.Pointer[Config] // its deployments are not read
 	catalogue atomic.Pointer[catalogue]
+	// eventHosts are the hosts beside its own that a replica may name as the source of its KV events.
+	eventHosts atomic.Pointer[[]string]
 
 	// merging is held while urgent changes are merged, and in the pause before. It is taken before mu.
 	merging sync.Mutex
@@ -173,6 +175,7 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 	}
 	d.sources.configure(x.config)
 	d.limits.Store(limits)
+	d.eventHosts.Store(&x.config.RegisterEventHosts)
 	d.refleet()
 	d.catalogued()
 	d.wake.give()

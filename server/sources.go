@@ -314,7 +314,7 @@ func (s services) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (
 			p.name)
 	}
 	host, _, _ := net.SplitHostPort(addressOf(ctx)) // empty = not known
-	m, err := decodeReplica(r.GetReplica(), append(d.eventHosts(), host)...)
+	m, err := decodeReplica(r.GetReplica(), append(slices.Clip(*d.eventHosts.Load()), host)...)
 	if err != nil {
 		return nil, err
 	}
@@ -326,13 +326,6 @@ func (s services) Register(ctx context.Context, r *warmpathv1.RegisterRequest) (
 		return changed
 	})
 	return a, err
-}
-
-// eventHosts are the hosts beside its own that a replica may name as the source of its KV events.
-func (d *deployment) eventHosts() []string {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return slices.Clone(d.sources.config.RegisterEventHosts)
 }
 
 // decodeReplica reads the description of a replica that registers, whose KV events may come from further hosts. Its
