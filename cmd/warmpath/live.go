@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,6 +26,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
 	"github.com/warmpath/warmpath/internal/lab/report"
 	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/resolver"
 	"github.com/warmpath/warmpath/server"
 )
 
@@ -106,7 +110,7 @@ func (l *live) measure(c *cobra.Command, rep *report.Report, rs []workload.Reque
 			rep.Results = append(rep.Results, *res)
 		}
 	}
-	rep.Clients, rep.Requests = l.Clients, rep.Results[0].Requests
+	rep.Clients, rep.Requests, rep.Subject = l.Clients, rep.Results[0].Requests, l.subject()
 	times := "as the engines report them, and the time in the channel's queue; where they report none, by the clients' clock × speed"
 	if l.OwnClock {
 		times = "by the clients' clock × speed"
@@ -153,9 +157,43 @@ func (l *live) one(c *cobra.Command, rs []workload.Request, mode, name string) (
 	if err != nil {
 		return nil, 0, err
 	}
+	if followed := inForce(samples); mode == "" && followed != "" {
+		label = followed // a server's config may name another policy than the flag
+	}
 	r := drive.Summarize(label, len(o.Replicas), samples, drive.Targets{})
 	p.end(&r, time.Since(start))
 	return &r, len(o.Replicas), nil
+}
+
+// inForce names the policies that decided, those of most requests first; "" = none did.
+func inForce(samples []drive.Sample) string {
+	counts := map[string]int{}
+	for i := range samples {
+		if name := samples[i].Policy; name != "" {
+			counts[name]++
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
+	})
+	return strings.Join(names, ", then ")
+}
+
+// subject begins the report's sentence if the channels are not simply clients that share nothing.
+func (l *live) subject() string {
+	who := fmt.Sprintf("With %d clients", l.Clients)
+	if l.Clients == 1 {
+		who = "With one client"
+	}
+	if len(l.modes) > 0 {
+		return who
+	}
+	// Not url.Parse: it refuses several servers.
+	server, _, _ := strings.Cut(strings.TrimPrefix(l.Target, resolver.Scheme+"://"), "/")
+	if server == "" || !strings.HasPrefix(l.Target, resolver.Scheme+"://") {
+		return ""
+	}
+	return who + " of the look-aside server " + server
 }
 
 // start starts simulated engines and has the channels use them, until stop is called. Of those apart a quarter prefills.

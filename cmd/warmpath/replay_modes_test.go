@@ -1,6 +1,8 @@
 package main
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -49,6 +51,29 @@ func TestReplayModes(t *testing.T) {
 		"--clients", "3", "--speed", "20", "--json", "--mode", "broadcast,central", "--central-deadline", "5s")
 	wentWell(t, code, stderr)
 	requireModes(t, stdout, "broadcast", "central")
+}
+
+// Through a look-aside server, replay names the policy that the server pushes, and what the clients share.
+func TestReplayNamesThePolicyInForce(t *testing.T) {
+	fleet, err := drive.StartFleet(t.Context(), 2, 0, grpcserver.Config{Speed: 20})
+	require.NoError(t, err)
+	defer fleet.Kill()
+	var replicas []string
+	for i, r := range fleet.Replicas {
+		replicas = append(replicas, fmt.Sprintf("{id: r%d, address: %q}", i, r.Address))
+	}
+	server, _ := servingWith(t, "--config", file(t, "server.yaml", "listen: 127.0.0.1:0\ndeployments:\n"+
+		"  chat: {policy: {consistent_hash: {}}, replicas: ["+strings.Join(replicas, ", ")+"]}\n"))
+	args := []string{"replay", "--trace", conversations(t, 4, 3), "--format", "mooncake", "--target", "warmpath://" + server + "/chat",
+		"--clients", "2", "--speed", "20", "--policies", "round_robin"}
+	code, stdout, stderr := command(t, append(args, "--json")...)
+	wentWell(t, code, stderr)
+	var c drive.Comparison
+	strict(t, stdout, &c)
+	require.Equal(t, "consistent_hash", c.Results[0].Policy)
+	code, stdout, stderr = command(t, args...)
+	wentWell(t, code, stderr)
+	require.Contains(t, stdout, "With 2 clients of the look-aside server "+server+", consistent_hash finds")
 }
 
 func TestModeMistakes(t *testing.T) {

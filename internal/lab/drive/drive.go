@@ -73,8 +73,9 @@ type Sample struct {
 	// Prompt, Cached and Computed are prompt tokens: all, found in the cache, computed. Output is the tokens
 	// of the answer.
 	Prompt, Cached, Computed, Output int
-	// Replica computed its prompt. Reason is that of the decision.
+	// Replica computed its prompt. Policy made the decision, and Reason is that of it.
 	Replica string
+	Policy  string
 	Reason  policy.Reason
 	// Err is nil if the whole answer came.
 	Err error
@@ -180,7 +181,7 @@ func (r *run) one(ctx context.Context, cc *grpc.ClientConn, q *workload.Request,
 func (r *run) measure(s *Sample, q *workload.Request, a *Answer, d *client.Decision, start time.Time,
 	took time.Duration) {
 	s.At, s.WarmUp, s.Session, s.Err = q.At, q.At < r.WarmUp, q.Session, a.Err
-	s.Replica, s.Reason = cmp.Or(d.Prefill, d.Replica), d.Reason
+	s.Replica, s.Policy, s.Reason = cmp.Or(d.Prefill, d.Replica), d.Policy, d.Reason
 	s.Prompt, s.Output = q.PromptTokens, a.Output
 	if d.Usage.PromptTokens > 0 {
 		s.Prompt = d.Usage.PromptTokens
