@@ -133,6 +133,29 @@ func (p *prompted) policy(
 	}
 }
 
+// informed is a prompted policy that follows the engines' events.
+type informed struct {
+	prompted
+	fleet *Fleet
+}
+
+func newInformed(f *Fleet) informed { return informed{prompted{block: f.block}, f} }
+
+// policy is one with this rule. routed gets each decision.
+func (p *informed) policy(
+	choose func(*policy.Request, policy.View) policy.Decision, routed func(*policy.Request, policy.Decision),
+) policy.Policy {
+	all := p.prompted.policy(choose, routed)
+	all.Prepare = p.prepare
+	return all
+}
+
+func (p *informed) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
+	s := p.read(q, p.fleet.replicas)
+	p.fleet.cached(s.blocks, s.depth)
+	return nil
+}
+
 // found is what was found for a prompt.
 type found struct {
 	blocks []uint64

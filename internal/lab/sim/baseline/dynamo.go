@@ -1,7 +1,6 @@
 package baseline
 
 import (
-	"context"
 	"slices"
 	"sort"
 
@@ -10,25 +9,18 @@ import (
 
 // dynamo is Dynamo's KV router, without temperature, credits of lower tiers and decay, as by default.
 type dynamo struct {
-	prompted
-	fleet  *Fleet
+	informed
 	scale  float64 // S
 	active []active
 }
 
 func newDynamo(f *Fleet, scale float64) *dynamo {
-	return &dynamo{prompted: prompted{block: f.block}, fleet: f, scale: scale, active: make([]active, f.replicas)}
-}
-
-func (p *dynamo) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
-	s := p.read(q, p.fleet.replicas)
-	p.fleet.cached(s.blocks, s.depth)
-	return nil
+	return &dynamo{informed: newInformed(f), scale: scale, active: make([]active, f.replicas)}
 }
 
 func (p *dynamo) policy() policy.Policy {
-	all := p.prompted.policy(p.choose, p.add)
-	all.Prepare, all.Observer.Completed = p.prepare, p.remove
+	all := p.informed.policy(p.choose, p.add)
+	all.Observer.Completed = p.remove
 	return all
 }
 

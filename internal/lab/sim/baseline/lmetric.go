@@ -1,28 +1,13 @@
 package baseline
 
-import (
-	"context"
-
-	"github.com/warmpath/warmpath/balancer/policy"
-)
+import "github.com/warmpath/warmpath/balancer/policy"
 
 // lmetric is LMetric's product of the work before the first token and the requests under way.
-type lmetric struct {
-	prompted
-	fleet *Fleet
-}
+type lmetric struct{ informed }
 
 func newLMetric(f *Fleet) policy.Policy {
-	p := &lmetric{prompted{block: f.block}, f}
-	all := p.prompted.policy(p.choose, nil)
-	all.Prepare = p.prepare
-	return all
-}
-
-func (p *lmetric) prepare(_ context.Context, q *policy.Request, _ policy.View) error {
-	s := p.read(q, p.fleet.replicas)
-	p.fleet.cached(s.blocks, s.depth)
-	return nil
+	p := &lmetric{newInformed(f)}
+	return p.policy(p.choose, nil)
 }
 
 func (p *lmetric) choose(q *policy.Request, v policy.View) policy.Decision {
