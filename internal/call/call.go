@@ -74,7 +74,7 @@ type Call struct {
 	reserved reservation
 	outcome  outcome
 	outrun   *policy.Replica // of an earlier attempt that was given up as late; nil = none
-	legs     *legs           // of the attempt, or those that it is one of; nil = it is served whole. The call's goroutine sets it
+	legs     *legs           // of the attempt, or of the attempt that this leg belongs to; nil = it is served whole. The call's goroutine sets it
 }
 
 // A Scope is the context of a call's attempts. gRPC and interceptors may keep it for as long as they like; the Call,

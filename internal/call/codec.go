@@ -65,7 +65,7 @@ func (r *requestCodec) sized() int {
 	return r.size
 }
 
-// encode encodes a message, which is another one where an interceptor inside sends that.
+// encode encodes the request message, or the message that an inner interceptor sends in its place.
 func (r *requestCodec) encode(m any) (mem.BufferSlice, error) {
 	if r.once && sameMessage(m, r.msg) {
 		return r.kept()

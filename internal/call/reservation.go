@@ -72,8 +72,8 @@ func (r *reservation) make(c *Call, b *Binding, q *policy.Request, backoff time.
 	return nil
 }
 
-// inLegs has reserve reserve a replica for an attempt, or two for its legs. Where the prompt is prefilled already, it
-// is one that decodes it.
+// inLegs has reserve reserve one replica for an attempt, or two for its legs. If the prompt is prefilled already, reserve
+// reserves a decode replica only.
 func (c *Call) inLegs(b *Binding, reserve func(context.Context, *router.Legs) error) error {
 	if c.legs == nil && !b.Router.Fleet.Divided() {
 		return reserve(c.Scope, nil)
@@ -199,7 +199,7 @@ func (r *reservation) ask(c *Call, b *Binding, m *Central, q *policy.Request) (m
 	return false, nil
 }
 
-// askOnce reserves what the server answers. The replica is the one that it named, also where that cannot be reserved.
+// askOnce reserves the replica that the server answers. named is that replica, even if it cannot be reserved.
 func (r *reservation) askOnce(c *Call, b *Binding, m *Central, q *policy.Request) (named string, err error) {
 	err = c.inLegs(b, func(ctx context.Context, legs *router.Legs) error {
 		var asks lookaside.Legs

@@ -108,8 +108,7 @@ func (s Source) Ask(ctx context.Context, conn grpc.ClientConnInterface) (load.Re
 	return ask(ctx, conn, questions[s])
 }
 
-// A State is when a client asked a replica. Its zero value is that of one that was never asked. Safe for use by many
-// goroutines.
+// A State is when a client asked a replica. The zero value means never. Safe for use by many goroutines.
 type State struct {
 	// mu guards the fields below. Nothing is locked or called under it.
 	mu       sync.Mutex

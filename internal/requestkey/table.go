@@ -284,7 +284,7 @@ func compile(d dialect.Dialect) (*Method, error) {
 // checkLinked checks the paths of a dialect against the messages of those of its methods whose generated code the
 // program links: each path must lead to something that can be read.
 func checkLinked(d dialect.Dialect, methods []string) error {
-	own, _ := compile(d) // without what it takes over from the one that it is like; newMethod has refused what is wrong
+	own, _ := compile(d) // without the fields of the dialect that it is like; newMethod has refused what is wrong
 	for _, name := range methods {
 		service, method, _ := strings.Cut(strings.TrimPrefix(name, "/"), "/")
 		found, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service))

@@ -13,7 +13,7 @@ type shadowed struct {
 	shadow   *shadow
 	request  policy.Request
 	decision policy.Decision // its own, of the last pick
-	led      policy.Decision // what it observes: where the request went, with what it predicts of that
+	led      policy.Decision // what it observes: the replica of the request, with the shadow's own prediction for that replica
 	actual   int             // prompt tokens predicted to be cached where the request went
 	decided  bool
 	observed bool // the shadow observed the route, so it observes the end

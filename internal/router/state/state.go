@@ -154,7 +154,7 @@ type Request struct {
 	Shadow    any      // as the shadow policy sees it; nil = there is none
 	Legs      *Legs    // it may be sent in two, or this is a prefill leg; nil = it is served whole
 	Sets      *Sets    // of Exclude, Allow and Tried where they are long; nil = they are not
-	Spare     *any     // memory for Prepare, of a request that has ended; the first copy of this one that needs it takes it
+	Spare     *any     // memory for Prepare, of a request that has ended; the first copy of this request to need it takes it
 
 	Mark *Mark // of the last reservation, in its memory; nil = there was none
 }
