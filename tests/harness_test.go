@@ -25,7 +25,13 @@ import (
 	_ "github.com/warmpath/warmpath/resolver/file"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if n := os.Getenv(costServers); n != "" {
+		serveCost(n)
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // The methods of gRPC's own test service, and a dialect that reads its payload
 // as the prompt.
