@@ -47,6 +47,13 @@ func (c *wideConn) Target() string                                       { retur
 func (c *wideConn) MetricsRecorder() estats.MetricsRecorder              { return noMetrics{} }
 func (c *wideConn) UpdateAddresses(balancer.SubConn, []resolver.Address) {}
 
+type noMetrics struct{ estats.MetricsRecorder }
+
+func (noMetrics) RecordInt64Count(*estats.Int64CountHandle, int64, ...string)             {}
+func (noMetrics) RecordInt64Gauge(*estats.Int64GaugeHandle, int64, ...string)             {}
+func (noMetrics) RecordInt64UpDownCount(*estats.Int64UpDownCountHandle, int64, ...string) {}
+func (noMetrics) RecordFloat64Histo(*estats.Float64HistoHandle, float64, ...string)       {}
+
 // pick asks the picker in force for the replica at a place of the fleet, which may open its connection.
 func (c *wideConn) pick(replica int) error {
 	c.mu.Lock()

@@ -34,12 +34,6 @@ type Policy struct {
 	// cannot.
 	Preview func(q *Request, v View) Decision
 
-	// ChooseQuick chooses without the Router's lock for a plain request: one that names no replica, model or adapter,
-	// on its first attempt, while no request waits. Many goroutines call it at once. It returns nil to leave the
-	// request to Choose: when it does not find an available replica at once, or when tiers matter. It uses no
-	// randomness of the View's. nil = Choose decides for all.
-	ChooseQuick func(q *Request, v View) (*Replica, Reason)
-
 	// Observer is what the policy is notified of.
 	Observer Observer
 	// IndexStats describes the policy's prefix index, for metrics; nil = it has none. Safe from any goroutine.

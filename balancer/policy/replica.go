@@ -130,8 +130,3 @@ func (r *Replica) KVTokens() int { return int(r.state.KVTokens.Load()) }
 // Rate returns what the replica's load is divided by: its weight, times how fast it has
 // shown to be relative to the others where the policy has it learned.
 func (r *Replica) Rate() float64 { return r.state.Rate() }
-
-// Open reports whether a plain request may be given to the replica now. It is for ChooseQuick.
-func (r *Replica) Open() bool {
-	return !r.Draining && r.state.Flags.Load() == state.Connected && !r.state.Full()
-}

@@ -57,8 +57,6 @@ type View interface {
 	// tie goes to the one drawn first. O(1) as long as not most of a pool is
 	// unavailable, else O(pool). Does not allocate. Choose only.
 	LeastOfTwo(q *Request) *Replica
-	// QuickLeastOfTwo is LeastOfTwo for ChooseQuick.
-	QuickLeastOfTwo() *Replica
 }
 
 // A Pool is a group of replicas in which to look for one. Those that are not connected are not available.

@@ -3,7 +3,6 @@ package balancer
 import (
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"google.golang.org/grpc/balancer"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/call"
-	"github.com/warmpath/warmpath/internal/fault"
 	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/router"
 )
@@ -35,7 +33,7 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	return p.pickFor(scope, info, route)
 }
 
-// pickFor picks for the call of a scope. It defers, which a bare pick need not pay for.
+// pickFor picks for the call of a scope.
 func (p *picker) pickFor(
 	scope *call.Scope, info balancer.PickInfo, route *call.Route,
 ) (balancer.PickResult, error) {
@@ -84,7 +82,6 @@ func send(
 type host struct {
 	// state is that of the connection, with its picker; replaced on every change.
 	state  atomic.Pointer[balancer.State]
-	quick  atomic.Pointer[quick]
 	probed loadprobe.State
 }
 
@@ -141,75 +138,6 @@ func chain(first, then func(balancer.DoneInfo)) func(balancer.DoneInfo) {
 	}
 }
 
-// bare is a call without our interceptors. It is used again once it is done, so
-// that picking does not allocate.
-type bare struct {
-	call.Call
-	scope call.Scope
-	done  func(balancer.DoneInfo)
-}
-
-var bares sync.Pool
-
-func newBare() *bare {
-	if c, ok := bares.Get().(*bare); ok {
-		return c
-	}
-	c := new(bare)
-	c.done = func(i balancer.DoneInfo) {
-		c.Finished(i)
-		c.free()
-	}
-	return c
-}
-
-func (c *bare) free() {
-	c.Call, c.scope = call.Call{}, call.Scope{}
-	bares.Put(c)
-}
-
-// quick is what ends the quick reservations of one replica; made once, so that
-// picking does not allocate.
-type quick struct {
-	router  *router.Router
-	replica *policy.Replica
-	done    func(balancer.DoneInfo)
-}
-
-func (h *host) quickFor(rt *router.Router, rep *policy.Replica) *quick {
-	if q := h.quick.Load(); q != nil && q.replica == rep && q.router == rt {
-		return q
-	}
-	reserved := rt.Quick()
-	q := &quick{rt, rep, func(i balancer.DoneInfo) {
-		if i.Err == nil {
-			reserved.Release(rep)
-			if !i.BytesReceived || !rt.Outliers().Suspects() {
-				return
-			}
-		} else {
-			call.FailedQuick(reserved, rep, i)
-		}
-		reserved.Ended(rep, policy.Outcome{Err: i.Err, Sent: i.BytesSent, Fault: fault.Of(i.Err)})
-	}}
-	h.quick.Store(q)
-	return q
-}
-
-func (p *picker) sendQuick(
-	info balancer.PickInfo, b *call.Binding, key *policy.Request, rep *policy.Replica, why policy.Reason,
-) (balancer.PickResult, error) {
-	h := hostOf(rep)
-	res, err := h.state.Load().Picker.Pick(info)
-	if err != nil { // as in send
-		b.Router.Quick().Release(rep)
-		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
-	}
-	call.NoteQuick(info.Ctx, b, key, rep, why)
-	res.Done = chain(res.Done, h.quickFor(b.Router, rep).done)
-	return res, nil
-}
-
 // pickBare routes by metadata alone.
 func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.PickResult, error) {
 	p.lb.described.Do(func() {
@@ -218,24 +146,13 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 		}
 	})
 	binding := p.lb.binding.Load()
-	if q := route.Bare(binding.Uses); q != nil {
-		if rep, why, ok := binding.Router.Quick().Pick(q); ok {
-			return p.sendQuick(info, binding, q, rep, why)
-		}
-	}
 	if binding.Uses&policy.UsesPrompt != 0 {
 		p.lb.warnBare()
 	}
-	c := newBare()
-	p.lb.handle().Bare(&c.Call, &c.scope, info.Ctx, route)
+	c := p.lb.handle().Bare(info.Ctx, route)
 	_, ready, err := c.Claim(info.Ctx, route, binding, connection)
 	if err != nil {
-		c.free()
 		return p.refuse(binding, err)
 	}
-	res, err := send(info, &c.Call, ready, c.done)
-	if !ready {
-		c.free()
-	}
-	return res, err
+	return send(info, c, ready, c.Finished)
 }

@@ -156,13 +156,14 @@ func (h *Handle) Start(
 	return true
 }
 
-// Bare begins a call without an interceptor, and so without a message, in memory that must be zero. It is one
-// attempt, which ends it, and the look-aside server is not asked.
-func (h *Handle) Bare(c *Call, s *Scope, ctx context.Context, route *Route) {
-	s.Context, s.handle, s.given, s.call = ctx, h, route, c
-	c.Scope, c.route, c.ended, c.bare = s, route, true, true
+// Bare begins a call without an interceptor, and so without a message. It is one attempt, which ends it, and the
+// look-aside server is not asked.
+func (h *Handle) Bare(ctx context.Context, route *Route) *Call {
+	c := &Call{Scope: &Scope{Context: ctx, handle: h, given: route}, route: route, ended: true, bare: true}
+	c.Scope.call = c
 	c.key.request.State().Origin = c
 	c.outcome.result.Usage = policy.NoUsage
+	return c
 }
 
 // Message returns the request message, nil where it is not known yet or not needed any more.

@@ -268,25 +268,6 @@ type attempt struct {
 	Err           error
 }
 
-// NoteQuick counts and records a quick pick. It builds a decision only where that is observed.
-func NoteQuick(attempt context.Context, b *Binding, q *policy.Request, r *policy.Replica, why policy.Reason) {
-	b.Router.Decisions.Count(why)
-	if trace.SpanFromContext(attempt).IsRecording() || b.Telemetry.Counts(attempt) {
-		d := policy.To(r, why)
-		b.Telemetry.Decided(attempt, nil, b.Policy, q, &d)
-	}
-}
-
-// FailedQuick ends the quick reservation of a failed attempt, and gives the Router what the replica reported if it
-// refused.
-func FailedQuick(r *router.Quick, replica *policy.Replica, done balancer.DoneInfo) {
-	if report, ok := refusal(done); ok {
-		r.Refused(replica, report)
-		return
-	}
-	r.Release(replica)
-}
-
 // refusal returns what a replica reported that failed an attempt because it is full. A plain RESOURCE_EXHAUSTED may be
 // anything, and so may one that names no bound.
 func refusal(done balancer.DoneInfo) (report load.Report, ok bool) {

@@ -13,10 +13,8 @@ type Route struct {
 	Session string
 	Pin     string
 	Exclude []string
-	// bare is the request key of a call of which only this is known. Read only.
-	bare   policy.Request
-	parent string   // of the session; empty = none
-	of     *Session // the session; nil = the application has given its id alone, or none
+	parent  string   // of the session; empty = none
+	of      *Session // the session; nil = the application has given its id alone, or none
 	// Report is filled with the decision of the call, where the application asked for it.
 	Report *telemetry.Report
 	// call is the one under way where an interceptor inside changed the route. set
@@ -45,8 +43,6 @@ func (r *Route) changed(change func(*Route)) *Route {
 		*n = *r
 	}
 	change(n)
-	n.bare = policy.Request{}
-	n.apply(&n.bare)
 	return n
 }
 
@@ -84,22 +80,6 @@ func (h *Handle) routeOf(outer *Scope, r *Route) *Route {
 		return r.changed(func(r *Route) { r.Report, r.call, r.set = nil, nil, nil })
 	}
 	return r
-}
-
-// blank is the request key of a call of which nothing is known or asked.
-var blank policy.Request
-
-// Bare returns the request key of a call without an interceptor, where that
-// takes no look at its metadata; else nil. It is shared: read only.
-func (r *Route) Bare(uses policy.Uses) *policy.Request {
-	uses &^= policy.SharesByKey | policy.UsesOngoing // are not about the key
-	switch {
-	case r == nil && uses == 0:
-		return &blank
-	case r != nil && r.Report == nil && (uses == 0 || uses == policy.UsesSession && r.Session != ""):
-		return &r.bare
-	}
-	return nil
 }
 
 // A scope is what a context has of this package: a *Route or a *Scope.

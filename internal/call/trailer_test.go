@@ -12,9 +12,7 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
-	"github.com/warmpath/warmpath/balancer/policy/poweroftwo"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
@@ -71,18 +69,6 @@ func TestReported(t *testing.T) {
 			ongoing, tokens := replica.PeerLoad()
 			require.Equal(t, c.ongoing, ongoing)
 			require.Equal(t, c.tokens, tokens)
-
-			two, err := poweroftwo.New(poweroftwo.Config{})
-			require.NoError(t, err)
-			r, err = router.NewRouter(router.Options{Policy: two})
-			require.NoError(t, err)
-			r.Fleet.Set(policytest.Fleet(3))
-			r.Fleet.Connect()
-			quick, _, ok := r.Quick().Pick(new(policy.Request))
-			require.True(t, ok)
-			FailedQuick(r.Quick(), quick, done)
-			require.Equal(t, c.refused, quick.Full())
-			require.Zero(t, quick.Ongoing())
 		})
 	}
 }

@@ -88,7 +88,6 @@ type Detector struct {
 	lateMin, baseTime, slowStart time.Duration // slowStart: 0 = there is none
 
 	now       func() time.Time
-	watch     func(bool)    // whether any member is not Healthy, whenever one changes; called with the lock held
 	unhealthy atomic.Int64  // members that are not Healthy
 	suspects  atomic.Int64  // replicas that are suspected; written with the lock held
 	freed     atomic.Uint64 // how often requests that wait were to choose again
@@ -144,9 +143,8 @@ type record struct {
 	given    map[string]int               // evidence in a row by principal
 }
 
-// New returns a Detector of an empty fleet; now is the clock. watch is called with whether any replica is not Healthy
-// when that may have changed; it neither blocks nor locks. Without a config the Detector does nothing.
-func New(c *policy.Ejection, now func() time.Time, watch func(unhealthy bool)) *Detector {
+// New returns a Detector of an empty fleet; now is the clock. Without a config the Detector does nothing.
+func New(c *policy.Ejection, now func() time.Time) *Detector {
 	if c == nil {
 		c = &policy.Ejection{Failures: policy.Off, SlowStart: policy.Off}
 	}
@@ -154,7 +152,7 @@ func New(c *policy.Ejection, now func() time.Time, watch func(unhealthy bool)) *
 	d := &Detector{
 		failures: off, share: full.MaxShare, lateMin: time.Duration(full.LateMin),
 		baseTime: time.Duration(full.BaseTime), slowStart: max(time.Duration(full.SlowStart), 0),
-		now: now, watch: watch, active: make(map[string]time.Time),
+		now: now, active: make(map[string]time.Time),
 	}
 	if full.Failures > 0 {
 		d.failures = int(full.Failures)
@@ -367,7 +365,6 @@ func (r *Replica) enter(s State, cause Cause, since time.Time) {
 		r.d.outs++
 	}
 	r.host.Admit(r.admits())
-	r.d.watch(!r.d.AllHealthy())
 	if freed || r.out() {
 		r.d.freed.Add(1)
 	}

@@ -46,7 +46,7 @@ type fleet struct {
 
 func newFleet(t *testing.T, n int) *fleet {
 	f := &fleet{t: t, now: time.Unix(1000, 0)}
-	f.Detector = outlier.New(new(policy.Ejection), func() time.Time { return f.now }, func(bool) {})
+	f.Detector = outlier.New(new(policy.Ejection), func() time.Time { return f.now })
 	for range n {
 		h := new(host)
 		h.Replica = outlier.NewReplica(h)
@@ -393,7 +393,7 @@ func TestRemote(t *testing.T) {
 // All methods may be called by many goroutines.
 func TestManyGoroutines(t *testing.T) {
 	var clock atomic.Int64
-	d := outlier.New(&policy.Ejection{Failures: 2, SlowStart: policy.Duration(time.Second), BaseTime: policy.Duration(time.Second)}, func() time.Time { return time.Unix(1000, clock.Add(1e6)) }, func(bool) {})
+	d := outlier.New(&policy.Ejection{Failures: 2, SlowStart: policy.Duration(time.Second), BaseTime: policy.Duration(time.Second)}, func() time.Time { return time.Unix(1000, clock.Add(1e6)) })
 	all := make([]*host, 8)
 	for i := range all {
 		all[i] = new(host)

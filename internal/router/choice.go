@@ -55,9 +55,7 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 	case x != nil && x.from != nil:
 		err = c.decodes(x)
 	default:
-		if r.quick.slow.Load()&reporting != 0 {
-			r.Load.Expire()
-		}
+		r.Load.Expire()
 		if len(v.leaving) > 0 {
 			s.Keeper = r.Fleet.keeper(q, v)
 		}

@@ -106,7 +106,6 @@ func TestReplicaDrains(t *testing.T) {
 	w.Fleet.Drain("r1")
 	w.Report("r1", load.Report{Ongoing: -1, QueuedTokens: -1, Draining: true})
 	require.True(t, w.View().ByID("r1").Drains())
-	require.False(t, w.View().ByID("r1").Open())
 	require.Equal(t, "r1", w.session("a"))
 	require.Equal(t, "r2", w.session("b"))
 	w.Fleet.SetConnected("r0", false)

@@ -150,43 +150,6 @@ func TestOnlyEjectedReplicas(t *testing.T) {
 	require.Equal(t, "r0", b.Decision.Replica.ID)
 }
 
-// Quick picks skip ejected replicas, and take no lock again once all are healthy.
-func TestQuickPicksAndHealth(t *testing.T) {
-	now := time.Unix(0, 0)
-	r, err := NewRouter(Options{Policy: quickFirst(), Ejection: new(policy.Ejection), Now: func() time.Time { return now }})
-	require.NoError(t, err)
-	r.Fleet.Set(members(3))
-	connectAll(r)
-	q := new(policy.Request)
-	rep, _, ok := r.Quick().Pick(q)
-	require.True(t, ok)
-	r.Quick().Release(rep)
-	for range 5 {
-		r.Complete(q, policy.To(rep, ""), policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed})
-	}
-	_, _, ok = r.Quick().Pick(q)
-	require.False(t, ok)
-	b := pick(t, r, new(policy.Request))
-	require.NotEqual(t, rep.ID, b.Decision.Replica.ID)
-	b.Release()
-	for i := range 3 {
-		now = now.Add(time.Minute)
-		q := new(policy.Request)
-		b := pick(t, r, q)
-		b.Release()
-		r.Complete(q, b.Decision, policy.Outcome{Sent: true})
-		_, _, ok = r.Quick().Pick(new(policy.Request))
-		require.Equal(t, i > 0, ok)
-	}
-}
-
-// quickFirst is a policy that picks the first, with and without the lock.
-func quickFirst() policy.Policy {
-	return policy.Policy{Choose: firstFree, ChooseQuick: func(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-		return v.Connected()[0], "first"
-	}}
-}
-
 // The health of a replica ends when it leaves or is replaced by another with its id.
 func TestHealthEndsWithTheReplica(t *testing.T) {
 	w := newHarness(t, 3)

@@ -104,7 +104,7 @@ func TestWholeWhereThatCostsLess(t *testing.T) {
 
 func TestWholeRequestsSkipPrefillReplicas(t *testing.T) {
 	for name, p := range map[string]policy.Policy{
-		"least loaded": loading(leastLoaded), "least of two": choosing(leastOfTwo), "quick": twoQuick(),
+		"least loaded": loading(leastLoaded), "least of two": choosing(leastOfTwo),
 		"first": choosing(firstFree),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
@@ -22,6 +23,7 @@ type queue struct {
 	seq     uint64
 	came    time.Time // when the last request came
 	closed  bool
+	waits   atomic.Bool // there are waiters, or the Router is closed: a release serves them. Read without the mutex
 
 	marked time.Time // the end of the first mark, or earlier; zero = there is none
 	alarm  time.Time // zero = not set
@@ -43,6 +45,9 @@ type waiter struct {
 	err     error
 	done    chan struct{}
 }
+
+// note notes whether releases concern any request. A waiter is counted before it looks at the books for the last time.
+func (u *queue) note() { u.waits.Store(len(u.waiters) > 0 || u.closed) }
 
 // number numbers a request by the first Reserve that may wait. Time does not go back from one to the next.
 func (u *queue) number(s *state.Request, now time.Time) {
@@ -72,7 +77,7 @@ func (u *queue) add(q *policy.Request, b *Reservation) (*waiter, error) {
 		u.settle(out, full)
 	}
 	u.waiters.insert(w)
-	u.router.quick.hold()
+	u.note()
 	return w, nil
 }
 
@@ -154,7 +159,7 @@ func (u *queue) settle(w *waiter, err error) {
 	u.stand(w, false)
 	u.waiters.remove(w)
 	w.waiting, w.err = false, err
-	u.router.quick.hold()
+	u.note()
 	close(w.done)
 }
 

@@ -240,32 +240,25 @@ func TestReleaseBeforeARequestIsInTheQueue(t *testing.T) {
 
 // A release while requests wait gives them the room: one that comes at that moment does not overtake them.
 func TestReleaseServesThoseThatWaitFirst(t *testing.T) {
-	for name, release := range map[string]func(*Router, *Reservation){
-		"release": func(_ *Router, b *Reservation) { b.Release() },
-		"quick":   func(r *Router, b *Reservation) { r.Quick().Release(b.Decision.Replica) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			comes := func() {}
-			clock := func() time.Time { // read by a request that comes, under the lock
-				now := comes
-				comes = func() {}
-				now()
-				return time.Unix(1, 0)
-			}
-			r := connected(t, Options{Now: clock}, member("a", room(1)))
-			held := pick(t, r, new(policy.Request))
-			first := enqueue(t, r, new(policy.Request))
-			var released sync.WaitGroup
-			comes = func() {
-				released.Go(func() { release(r, held) })
-				for i := 0; i < 10_000 && r.View().ByID("a").Ongoing() > 0; i++ {
-					runtime.Gosched()
-				}
-			}
-			second := enqueue(t, r, new(policy.Request))
-			released.Wait()
-			require.Equal(t, "a", servedBy(t, first))
-			require.True(t, second.waiting)
-		})
+	comes := func() {}
+	clock := func() time.Time { // read by a request that comes, under the lock
+		now := comes
+		comes = func() {}
+		now()
+		return time.Unix(1, 0)
 	}
+	r := connected(t, Options{Now: clock}, member("a", room(1)))
+	held := pick(t, r, new(policy.Request))
+	first := enqueue(t, r, new(policy.Request))
+	var released sync.WaitGroup
+	comes = func() {
+		released.Go(held.Release)
+		for i := 0; i < 10_000 && r.View().ByID("a").Ongoing() > 0; i++ {
+			runtime.Gosched()
+		}
+	}
+	second := enqueue(t, r, new(policy.Request))
+	released.Wait()
+	require.Equal(t, "a", servedBy(t, first))
+	require.True(t, second.waiting)
 }

@@ -154,27 +154,6 @@ func TestRefusedAndTheFleet(t *testing.T) {
 	require.Zero(t, c.armed())
 }
 
-func TestRefusedQuick(t *testing.T) {
-	r, err := NewRouter(newManual().options(Options{Policy: twoQuick()}))
-	require.NoError(t, err)
-	r.Fleet.Set(members(4))
-	connectAll(r)
-	refused := map[string]bool{}
-	for len(refused) < 3 {
-		rep, _, ok := r.Quick().Pick(new(policy.Request))
-		if !ok {
-			b := pick(t, r, new(policy.Request))
-			require.False(t, refused[b.Decision.Replica.ID])
-			b.Release()
-			continue
-		}
-		require.False(t, refused[rep.ID], "quick picks skip it too")
-		refused[rep.ID] = true
-		r.Quick().Refused(rep, fullReport)
-		require.Zero(t, rep.Ongoing())
-	}
-}
-
 // Routers of many clients share one replica that takes ten: in whichever order, all calls are served in the end,
 // and the refusals stay few.
 func TestManyClientsAtAFullReplica(t *testing.T) {

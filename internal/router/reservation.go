@@ -70,11 +70,10 @@ func (b *Reservation) Release() {
 	if !b.held.Load() {
 		return
 	}
-	quick := &b.router.quick
-	waits := quick.slow.Load() != 0
+	waits := b.router.queue.waits.Load()
 	if !waits {
 		b.end()
-		waits = quick.slow.Load() != 0 // since then
+		waits = b.router.queue.waits.Load() // since then
 	}
 	if waits {
 		b.yield()

@@ -38,8 +38,7 @@ type Assigned struct {
 	Prefill  *Assigned       // of the prefill leg; nil = the request is not split
 }
 
-// Reserve chooses a replica and reserves the request on it in one step. It is the only way to a reservation but for a
-// [Quick] one. On an error b holds nothing:
+// Reserve chooses a replica and reserves the request on it in one step. On an error b holds nothing:
 //
 //   - ErrFull, where the request does not wait;
 //   - ErrNotConnected, without waiting or from the queue, when no replica is connected that could ever serve it;
@@ -154,7 +153,7 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 	b.prefill.Store(prefill)
 	// Requests under way are work too: a replica that is given more than others is not late for it.
 	work = ahead + float64(prefill+is.Ahead+load.Overhead*(all>>state.TokenBits+1))
-	l.Book.Add(1<<state.TokenBits + prefill) // quick picks write it too
+	l.Book.Add(1<<state.TokenBits + prefill)
 	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
 	is.Mark, d.State().Probe = &b.attempt.Mark, b.attempt.Probe
 	b.held.Store(true)

@@ -29,7 +29,6 @@ func (o *Rollout) Set(percentage *policy.Limit) error {
 		percentage = nil
 	}
 	o.percentage.Store(percentage)
-	o.router.quick.hinder(rolling, partial)
 	return nil
 }
 

@@ -17,7 +17,6 @@ import (
 // many goroutines.
 type Router struct {
 	number uint64 // random; set once
-	quick  Quick
 	// view is replaced under mu and read without it.
 	view atomic.Pointer[view]
 
@@ -70,13 +69,9 @@ func NewRouter(o Options) (*Router, error) {
 	if o.Policy.Choose == nil {
 		return nil, errors.New("router: Options.Policy has no Choose")
 	}
-	quick := o.Policy.ChooseQuick
-	if o.Rand != nil { // quick picks do not draw from it
-		quick = nil
-	}
 	o = o.withDefaults()
 	r := &Router{number: rand.Uint64(), opts: o, own: o.Policy.Observer, uses: o.Policy.Uses | o.Shadow.Uses}
-	r.Health.router, r.Rollout.router, r.quick.router, r.queue.router = r, r, r, r
+	r.Health.router, r.Rollout.router, r.queue.router = r, r, r
 	r.Fleet = Fleet{router: r, known: make(map[string]*live)}
 	r.prefiller.router, r.prefiller.build = r, o.Prefill
 	if r.gate.closers = closersOf(&o); o.Policy.Close != nil {
@@ -88,8 +83,8 @@ func NewRouter(o Options) (*Router, error) {
 		r.observers = append(r.observers, &r.shadow.Observer)
 	}
 	r.prepares = o.Policy.Prepare != nil || o.Shadow.Prepare != nil
-	r.outliers = newDetector(&o, func(on bool) { r.quick.hinder(unwell, on) })
-	r.Load = load.New(o.Now, func(on bool) { r.quick.hinder(reporting, on) })
+	r.outliers = newDetector(&o)
+	r.Load = load.New(o.Now)
 	if o.DrainGrace > 0 && r.uses&policy.UsesSession != 0 {
 		r.Fleet.sessions = new(sessions)
 	}
@@ -97,22 +92,19 @@ func NewRouter(o Options) (*Router, error) {
 		r.opts.Policy.IndexStats = func() policy.IndexStats { return r.prefiller.indexStats(own()) }
 	}
 	r.Routes.index = r.own.CacheChanged != nil && r.own.Routed != nil
-	if r.own.Routed == nil && r.own.Completed == nil && o.Policy.Close == nil && r.shadow == nil {
-		r.quick.choose = quick
-	}
 	r.view.Store(newView(r, 0))
 	return r, nil
 }
 
 // newDetector returns the outlier detection of a Router: without slow start where that would move keys twice.
-func newDetector(o *Options, watch func(bool)) *outlier.Detector {
+func newDetector(o *Options) *outlier.Detector {
 	ejection := o.Ejection
 	if ejection != nil && o.Policy.Uses&policy.SharesByKey != 0 {
 		own := *ejection
 		own.SlowStart = policy.Off
 		ejection = &own
 	}
-	return outlier.New(ejection, o.Now, watch)
+	return outlier.New(ejection, o.Now)
 }
 
 // Policy returns the Router's policy.
@@ -141,9 +133,6 @@ func (r *Router) Queued() int {
 	defer r.mu.Unlock()
 	return len(r.queue.waiters)
 }
-
-// Quick returns how plain requests are reserved without the lock.
-func (r *Router) Quick() *Quick { return &r.quick }
 
 // View returns the current snapshot of the fleet.
 func (r *Router) View() policy.View { return r.view.Load() }
@@ -331,7 +320,7 @@ func (r *Router) Close() error {
 		return nil
 	}
 	r.queue.closed = true
-	r.quick.hold()
+	r.queue.note()
 	r.queue.requeue()
 	r.queue.arm()
 	r.mu.Unlock()

@@ -454,23 +454,3 @@ func fewerOngoing(first, second *policy.Replica) *policy.Replica {
 	}
 	return first
 }
-
-func (v *view) QuickLeastOfTwo() *policy.Replica {
-	n := uint64(len(v.connected))
-	if n < 3 || len(v.near[0])+len(v.near[1]) > 0 {
-		return nil
-	}
-	x := rand.Uint64()
-	i, j := x>>32*n>>32, x&(1<<32-1)*(n-1)>>32
-	if j >= i {
-		j++
-	}
-	r, other := v.connected[i], v.connected[j]
-	if fewerOngoing(r, other) == other {
-		r, other = other, r
-	}
-	if r.Draining || !other.Open() { // Quick.Pick checks the rest of r
-		return nil
-	}
-	return r
-}

@@ -22,7 +22,7 @@ func with(c Config) *hashing {
 
 // order returns the ids of the first n replicas for a key, whether or not they are connected.
 func order(p *hashing, key string, n int) (ids []string) {
-	ring := *p.ring.Load()
+	ring := p.ring
 	for at := ring.after(Hash(key)); len(ids) < min(n, len(p.members)); at = (at + 1) % len(ring) {
 		if id := ring[at].owner.id; !slices.Contains(ids, id) {
 			ids = append(ids, id)

@@ -39,7 +39,6 @@ package consistenthash
 import (
 	"cmp"
 	"math"
-	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/strict"
@@ -99,7 +98,7 @@ const Name = "consistent_hash"
 type hashing struct {
 	cfg       Config
 	fallbacks int
-	ring      atomic.Pointer[ring]
+	ring      ring
 
 	members map[string]*member // by replica id
 	walk    uint64             // number of the walk under way
@@ -117,11 +116,10 @@ func New(c Config) (policy.Policy, error) {
 
 func (p *hashing) policy() policy.Policy {
 	return policy.Policy{
-		Uses:        policy.UsesSession | policy.SharesByKey,
-		Choose:      p.choose,
-		Preview:     p.choose, // a walk leaves nothing behind
-		ChooseQuick: p.chooseQuick,
-		Observer:    policy.Observer{FleetChanged: p.fleetChanged},
+		Uses:     policy.UsesSession | policy.SharesByKey,
+		Choose:   p.choose,
+		Preview:  p.choose, // a walk leaves nothing behind
+		Observer: policy.Observer{FleetChanged: p.fleetChanged},
 	}
 }
 
@@ -131,21 +129,7 @@ func newHashing(c Config) (*hashing, error) {
 		return nil, err
 	}
 	p := &hashing{cfg: c, fallbacks: max(int(c.NumFallbackReplicas), 0), members: make(map[string]*member)}
-	p.ring.Store(new(ring))
 	return p, nil
-}
-
-// chooseQuick returns the session's own replica, if it has room and a connection.
-func (p *hashing) chooseQuick(q *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	ring := *p.ring.Load()
-	if q.Session == "" || p.cfg.MaxLoadFactor != 0 || p.cfg.Weighted || len(ring) == 0 {
-		return nil, ""
-	}
-	r := v.ByID(ring[ring.after(Hash(q.Affinity()))].owner.id)
-	if r == nil || !r.Open() {
-		return nil, ""
-	}
-	return r, policy.ReasonRing
 }
 
 func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
@@ -165,7 +149,7 @@ func (p *hashing) choose(q *policy.Request, v policy.View) policy.Decision {
 // clockwise walks the ring from a hash to the first replica that may have the
 // request.
 func (p *hashing) clockwise(h uint64, q *policy.Request, v policy.View) policy.Decision {
-	ring := *p.ring.Load()
+	ring := p.ring
 	bound := p.bound(v)
 	p.walk++
 	var busy, tried policy.Decision // the first that were passed with room

@@ -52,7 +52,7 @@ func TestRingDoesNotDependOnHistory(t *testing.T) {
 
 			fresh := with(c)
 			policytest.NewRouter(t, fresh.policy(), fleet)
-			got, want := *p.ring.Load(), *fresh.ring.Load()
+			got, want := p.ring, fresh.ring
 			require.Len(t, got, len(want))
 			for i := range got {
 				require.Equal(t, want[i].hash, got[i].hash)

@@ -57,7 +57,7 @@ func TestRayRingVectors(t *testing.T) {
 	require.Equal(t, []string{"r2", "r0", "r1"}, order(p, "user_42", 3))
 	require.Equal(t, []string{"r0", "r2", "r1"}, order(p, "user_123", 3))
 	require.Equal(t, []string{"r2", "r1", "r0"}, order(p, "burst-session", 3))
-	ring := *p.ring.Load()
+	ring := p.ring
 	last := len(ring) - 1
 	require.Equal(t, 299, last)
 	require.Equal(t, uint64(0x016887e61dc26a79), ring[0].hash)
@@ -155,7 +155,7 @@ func TestRaySessionlessSpread(t *testing.T) {
 func TestRayWrapsAround(t *testing.T) {
 	p := with(Config{}.WithDefaults())
 	r := policytest.NewRouter(t, p.policy(), policytest.Bounded(policytest.Fleet(3), 1))
-	ring := *p.ring.Load()
+	ring := p.ring
 	first := ring[0].owner.id
 	q := policytest.Session("any")
 	last := ring[len(ring)-1].hash

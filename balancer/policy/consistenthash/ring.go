@@ -114,6 +114,5 @@ func (p *hashing) replace(removed, added []*policy.Replica) {
 		}
 	}
 	slices.SortFunc(fresh, compare)
-	next := p.ring.Load().merge(fresh)
-	p.ring.Store(&next)
+	p.ring = p.ring.merge(fresh)
 }

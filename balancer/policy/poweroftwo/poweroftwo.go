@@ -34,15 +34,10 @@ func (Config) Name() string { return Name }
 // New returns the policy.
 func New(Config) (policy.Policy, error) {
 	return policy.Policy{
-		Uses:        policy.UsesOngoing,
-		Choose:      choose,
-		Preview:     choose, // another draw
-		ChooseQuick: chooseQuick,
+		Uses:    policy.UsesOngoing,
+		Choose:  choose,
+		Preview: choose, // another draw
 	}, nil
-}
-
-func chooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	return v.QuickLeastOfTwo(), policy.ReasonLeastOfTwo
 }
 
 func choose(q *policy.Request, v policy.View) policy.Decision {

@@ -25,7 +25,6 @@ package roundrobin
 import (
 	"hash/maphash"
 	"slices"
-	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 )
@@ -51,14 +50,13 @@ func newRotation() *rotation {
 
 func (p *rotation) policy() policy.Policy {
 	return policy.Policy{
-		Choose:      p.choose,
-		Preview:     p.preview,
-		ChooseQuick: p.chooseQuick,
-		Observer:    policy.Observer{Withdrawn: p.withdrawn},
+		Choose:   p.choose,
+		Preview:  p.preview,
+		Observer: policy.Observer{Withdrawn: p.withdrawn},
 	}
 }
 
-// rotation is the policy round_robin. All but plain.next is guarded by the Router's lock.
+// rotation is the policy round_robin. The Router's lock guards it.
 type rotation struct {
 	plain cursor // of requests without an adapter
 
@@ -73,8 +71,8 @@ type rotation struct {
 
 // A cursor is a place in the rotation. The zero value is one that has not started.
 type cursor struct {
-	next atomic.Uint64 // one more than the place of the next pick; 0 = not started
-	last string        // id of the replica that choose picked last
+	next uint64 // one more than the place of the next pick; 0 = not started
+	last string // id of the replica that choose picked last
 }
 
 func (p *rotation) choose(q *policy.Request, v policy.View) policy.Decision {
@@ -89,35 +87,22 @@ func (p *rotation) choose(q *policy.Request, v policy.View) policy.Decision {
 		c = new(cursor)
 		p.byAdapter[maphash.String(p.seed, q.Adapter)] = c
 	}
-	if c.next.Load() == 0 {
-		c.next.Store(start(v))
+	if c.next == 0 {
+		c.next = start(v)
 	}
-	r, moved := p.pick(q, v, c.next.Load())
+	r, moved := p.pick(q, v, c.next)
 	if r != nil {
-		c.next.Add(moved) // quick picks move it too
+		c.next += moved
 		c.last = r.ID
 	}
 	return policy.To(r, policy.ReasonRoundRobin)
-}
-
-// chooseQuick returns the next replica, if it has room and a connection.
-func (p *rotation) chooseQuick(_ *policy.Request, v policy.View) (*policy.Replica, policy.Reason) {
-	all := v.Connected()
-	if len(all) == 0 || p.plain.next.Load() == 0 {
-		return nil, ""
-	}
-	r := all[(p.plain.next.Add(1)-2)%uint64(len(all))]
-	if !r.Open() {
-		return nil, "" // choose goes on behind it
-	}
-	return r, policy.ReasonRoundRobin
 }
 
 // preview is choose, and the cursor stays.
 func (p *rotation) preview(q *policy.Request, v policy.View) policy.Decision {
 	next := uint64(0)
 	if c := p.cursorOf(q, v); c != nil {
-		next = c.next.Load()
+		next = c.next
 	}
 	if next == 0 {
 		next = start(v)
@@ -129,7 +114,7 @@ func (p *rotation) preview(q *policy.Request, v policy.View) policy.Decision {
 // withdrawn makes the replica of a withdrawn pick the next one, unless others have been picked since.
 func (p *rotation) withdrawn(q *policy.Request, d policy.Decision) {
 	if c := p.cursorOf(q, nil); c != nil && c.last == d.Replica.ID {
-		c.next.Add(^uint64(0))
+		c.next--
 		c.last = ""
 	}
 }

@@ -40,7 +40,7 @@ func TestAllFullLeavesTheCursor(t *testing.T) {
 	policytest.Fill(t, r, "r0", 1)
 	policytest.Fill(t, r, "r1", 1)
 	require.ErrorIs(t, r.Reserve(context.Background(), &policy.Request{}, new(router.Reservation), router.How{NoWait: true}), router.ErrFull)
-	require.EqualValues(t, 6, p.plain.next.Load())
+	require.EqualValues(t, 6, p.plain.next)
 }
 
 func TestLocalityDoesNotMatter(t *testing.T) {

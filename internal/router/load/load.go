@@ -26,8 +26,7 @@ const Step = 20 * time.Millisecond
 
 // A Tracker keeps the peer load and the rates of the replicas of one fleet. Safe for use by many goroutines.
 type Tracker struct {
-	now       func() time.Time
-	reporting func(bool)
+	now func() time.Time
 	// peerSum is what other clients are known to have on all replicas, at rate 1, in tokens.
 	peerSum atomic.Int64
 	drift   atomic.Uint64 // as SetDrift set it, as math.Float64bits
@@ -56,10 +55,9 @@ type replica struct {
 	spread   float64      // its variance
 }
 
-// New returns a Tracker of an empty fleet. now is the clock; reporting is called when reports begin to count and when
-// none does any more, with the Tracker's lock held.
-func New(now func() time.Time, reporting func(bool)) *Tracker {
-	return &Tracker{now: now, reporting: reporting}
+// New returns a Tracker of an empty fleet. now is the clock.
+func New(now func() time.Time) *Tracker {
+	return &Tracker{now: now}
 }
 
 // SetFleet replaces the replicas. Those that stay keep their load and their rate. O(replicas).
@@ -164,9 +162,7 @@ func (t *Tracker) Report(id string, report Report) {
 	}
 	t.setPeer(r, bookOf(ongoing, tokens))
 	r.reported = t.now()
-	if t.expiry.CompareAndSwap(0, r.reported.Add(ReportTTL).UnixNano()) {
-		t.reporting(true)
-	}
+	t.expiry.CompareAndSwap(0, r.reported.Add(ReportTTL).UnixNano())
 }
 
 // Assume has a replica that has no report which counts, where others have, count as their mean, as long as a report
@@ -219,11 +215,14 @@ func (t *Tracker) Asked() {
 	t.asking--
 }
 
-// Expire drops the reports that are too old. It is called before picks while reports count. O(1), and O(replicas) once
-// per ReportTTL.
+// Expire drops the reports that are too old. It is called before picks. O(1), and O(replicas) once per ReportTTL.
 func (t *Tracker) Expire() {
+	expiry := t.expiry.Load()
+	if expiry == 0 {
+		return
+	}
 	now := t.now()
-	if now.UnixNano() < t.expiry.Load() {
+	if now.UnixNano() < expiry {
 		return
 	}
 	t.mu.Lock()
@@ -241,9 +240,7 @@ func (t *Tracker) Expire() {
 			t.setPeer(r, r.peer)
 		}
 	}
-	if t.expiry.Store(first); first == 0 {
-		t.reporting(false)
-	}
+	t.expiry.Store(first)
 }
 
 // Of returns the load of a replica that has this book.

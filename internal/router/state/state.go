@@ -77,24 +77,6 @@ func (r *Replica) Ongoing() int64 { return r.Book.Load() >> TokenBits }
 // UnderWay returns how many requests are known to be under way, those of other clients too.
 func (r *Replica) UnderWay() int64 { return r.Book.Load()>>TokenBits + r.Peer.Load()>>TokenBits }
 
-// Take adds a reservation without prefill tokens unless the replica is full.
-func (r *Replica) Take() bool {
-	most := r.Max.Load()
-	if most == NoBound {
-		r.Book.Add(1 << TokenBits)
-		return true
-	}
-	for {
-		book := r.Book.Load()
-		if book>>TokenBits >= most {
-			return false
-		}
-		if r.Book.CompareAndSwap(book, book+1<<TokenBits) {
-			return true
-		}
-	}
-}
-
 // Rate returns what the load of the replica is divided by.
 func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Load()) }
 
