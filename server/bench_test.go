@@ -61,7 +61,7 @@ func events(b *testing.B, d *deployment) {
 				}
 				changes := []policy.CacheChange{{Replica: r.ID, BlockTokens: 16, Stored: blocks}}
 				if n%4 == 0 {
-					changes = append(changes, policy.CacheChange{Replica: r.ID, BlockTokens: policy.SuperblockTokens, Stored: blocks[7:]})
+					changes = append(changes, policy.CacheChange{Replica: r.ID, BlockTokens: 16, Coarse: true, Stored: blocks[7:]})
 				}
 				h.changed(changes)
 			}

@@ -109,7 +109,7 @@ func (h *hosted) changed(changes []policy.CacheChange) {
 	}
 	some := make([]policy.CacheChange, 0, len(changes))
 	for _, c := range changes {
-		if (c.BlockTokens == policy.SuperblockTokens) == (h.spread != nil) {
+		if c.Coarse == (h.spread != nil) {
 			some = append(some, c)
 		}
 	}

@@ -90,7 +90,7 @@ func (x *index) take(changes []policy.CacheChange) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for i := range changes {
-		if c := &changes[i]; c.BlockTokens == policy.SuperblockTokens {
+		if c := &changes[i]; c.Coarse {
 			k, l := x.lane(c)
 			l.routed = c.Predicted
 			l.change(k, c)
@@ -192,7 +192,7 @@ func (x *index) predict(all []router.Route) (changes []policy.CacheChange) {
 }
 
 func predictedChange(replica string, rank int) policy.CacheChange {
-	return policy.CacheChange{Replica: replica, Rank: rank, BlockTokens: policy.SuperblockTokens, Predicted: true}
+	return policy.CacheChange{Replica: replica, Rank: rank, Coarse: true, Predicted: true}
 }
 
 // oldest returns the superblocks above most, the least recently used first, each before its prefix. They are sorted

@@ -86,7 +86,7 @@ func TestIndexBroadcastsWhatIsHeld(t *testing.T) {
 	for range 4000 {
 		id := string(rune('a' + rng.IntN(3)))
 		c := policy.CacheChange{
-			Replica: id, Rank: rng.IntN(2), Tier: policy.Tier(rng.IntN(2)), BlockTokens: policy.SuperblockTokens, Cleared: rng.IntN(50) == 0,
+			Replica: id, Rank: rng.IntN(2), Tier: policy.Tier(rng.IntN(2)), BlockTokens: 16, Coarse: true, Cleared: rng.IntN(50) == 0,
 		}
 		for range rng.IntN(3) {
 			c.Removed = append(c.Removed, rng.Uint64N(8))
@@ -148,7 +148,7 @@ func TestIndexChains(t *testing.T) {
 	x := newIndex(6)
 	one := func(string) uint32 { return 1 }
 	super := func(removed []uint64, stored ...uint64) {
-		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: policy.SuperblockTokens, Removed: removed, Stored: stored}})
+		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: 16, Coarse: true, Removed: removed, Stored: stored}})
 	}
 	first := x.since(3, one)
 	require.Len(t, first, 1)
@@ -174,7 +174,7 @@ func TestIndexSnapshotBetween(t *testing.T) {
 	one := func(string) uint32 { return 1 }
 	a := heldBy{1, 0, warmpathv1.CacheTier_CACHE_TIER_GPU}
 	change := func(x *index, removed, stored []uint64) {
-		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: policy.SuperblockTokens, Removed: removed, Stored: stored}})
+		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: 16, Coarse: true, Removed: removed, Stored: stored}})
 	}
 	x := newIndex(0)
 	change(x, nil, []uint64{1})
@@ -199,7 +199,7 @@ func TestIndexIsBounded(t *testing.T) {
 		for j := range hashes {
 			hashes[j] = uint64(i*len(hashes) + j)
 		}
-		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: policy.SuperblockTokens, Stored: hashes}})
+		x.take([]policy.CacheChange{{Replica: "a", BlockTokens: 16, Coarse: true, Stored: hashes}})
 		x.flush(one)
 		require.LessOrEqual(t, x.logged, maxLogged)
 	}

@@ -534,10 +534,10 @@ func TestClusterFollowsEventsOnce(t *testing.T) {
 	}
 	for id, i := range followers() {
 		c.servers[i].hosted.Load().changed([]policy.CacheChange{{
-			Replica: id, BlockTokens: policy.SuperblockTokens, Stored: []uint64{1, 2, 3, 4},
+			Replica: id, BlockTokens: 16, Coarse: true, Stored: []uint64{1, 2, 3, 4},
 		}})
 		c.servers[(i+1)%3].hosted.Load().changed([]policy.CacheChange{{ // of a subscription that has ended
-			Replica: id, BlockTokens: policy.SuperblockTokens, Cleared: true,
+			Replica: id, BlockTokens: 16, Coarse: true, Cleared: true,
 		}})
 	}
 	c.ticks(1)
@@ -585,7 +585,7 @@ func TestClusterReplicaOfOneServer(t *testing.T) {
 		add(first)
 		require.Equal(t, []int{first}, followers())
 		c.servers[first].hosted.Load().changed([]policy.CacheChange{{
-			Replica: "d", BlockTokens: policy.SuperblockTokens, Stored: []uint64{1, 2, 3},
+			Replica: "d", BlockTokens: 16, Coarse: true, Stored: []uint64{1, 2, 3},
 		}})
 		c.ticks(1)
 		for i := 1; i < 3; i++ {

@@ -240,7 +240,7 @@ func TestMatchesAreForTheTrusted(t *testing.T) {
 	require.Equal(t, codes.PermissionDenied, status.Code(err))
 
 	h := f.deployment("chat").hosted.Load()
-	h.changed([]policy.CacheChange{{Replica: "a", Rank: 0, BlockTokens: policy.SuperblockTokens, Stored: []uint64{7}}})
+	h.changed([]policy.CacheChange{{Replica: "a", Rank: 0, BlockTokens: 16, Coarse: true, Stored: []uint64{7}}})
 	f.tick("chat")
 	sees := func(token string) bool {
 		stream, err := f.with(t, token).WatchReplicas(soon(t))

@@ -25,14 +25,17 @@ type CacheChange struct {
 	// Tier is the slowest tier that counts: TierHost means blocks on GPU or
 	// host. Where a replica has one tier, all its changes are of TierGPU.
 	Tier Tier
-	// BlockTokens is how many tokens each hash adds to the one before: the engine's
-	// block, or SuperblockTokens in a coarse index.
+	// BlockTokens is the engine's block: the hashes are those of prompts cut in blocks of so many tokens.
+	// 0 = not known, in coarse changes only.
 	BlockTokens int
+	// Coarse means that each hash adds SuperblockTokens tokens to the one before: it is that of the block that ends
+	// there. Otherwise each hash adds a block.
+	Coarse bool
 	// Predicted means that the change follows from the routes of other clients, and not from a
 	// report of the replica. Own routes count beside it.
 	Predicted bool
-	// Cleared means that all of this replica, rank, tier and block size is gone, before
-	// what follows.
+	// Cleared means that all of this replica, rank and tier is gone, of the coarse or of
+	// the other changes, before what follows.
 	Cleared bool
 	// Removed are gone, in any order; Stored are there now, each the prefix of the
 	// next and, but for superblocks, right before it. Removed comes first.

@@ -106,8 +106,8 @@ func TestReportedBlocks(t *testing.T) {
 func TestSuperblocks(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 1600)
-	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: full(p, 32)})
-	w.report(policy.CacheChange{Replica: "r2", BlockTokens: policy.SuperblockTokens, Stored: full(p, 32)[:1]})
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Coarse: true, Stored: full(p, 32)})
+	w.report(policy.CacheChange{Replica: "r2", BlockTokens: 16, Coarse: true, Stored: full(p, 32)[:1]})
 	assert.Equal(t, 96, w.depth(p, "r1", policy.TierGPU), "three superblocks")
 	assert.Equal(t, 32, w.depth(p, "r2", policy.TierGPU))
 	assert.Equal(t, 64, w.depth(p[:1100], "r1", policy.TierGPU))
@@ -124,7 +124,7 @@ func TestSuperblocksWithAGap(t *testing.T) {
 	p := tokens(1, 30*policy.SuperblockTokens)
 	super := full(p, 32)
 	stored := append(append([]uint64{}, super[:20]...), super[21:]...)
-	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: stored})
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Coarse: true, Stored: stored})
 	assert.Equal(t, 20*32, w.depth(p, "r1", policy.TierGPU))
 }
 
@@ -133,7 +133,7 @@ func TestSuperblocksOfText(t *testing.T) {
 	text := string(make([]byte, 5000))
 	var b rendezvous.Blocks
 	b.Cut(policy.Prompt{Text: text}, 1250, defaults.Grain, 1337)
-	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: []uint64{b.Hashes[31], b.Hashes[63]}})
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Coarse: true, Stored: []uint64{b.Hashes[31], b.Hashes[63]}})
 	var f Found
 	w.Match(w.fleet, &b, &f)
 	require.Len(t, f.Holders, 1)
@@ -146,17 +146,45 @@ func TestMismatchedBlocksAreRefused(t *testing.T) {
 	for i, tt := range []struct {
 		options Options
 		tokens  int
+		coarse  bool
 		refused int64
 	}{
-		{defaults, 16, 0}, {defaults, 32, 0}, {defaults, 512, 0}, {odd, 512, 1}, {odd, 24, 0},
-		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}}, 1<<16 + 1, 1},
-		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}}, 2096, 0},
+		{defaults, 16, false, 0}, {defaults, 32, false, 0}, {defaults, 512, false, 0}, {odd, 24, false, 0},
+		{defaults, 16, true, 0}, {defaults, 512, true, 0}, {defaults, 528, true, 1}, {defaults, 0, true, 0},
+		{defaults, 0, false, 1}, {odd, 0, true, 1}, {odd, 16, true, 0},
+		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}}, 1<<16 + 1, false, 1},
+		{Options{MaxBytes: 1 << 20, Grain: rendezvous.Grain{Bytes: 64, Tokens: 1}}, 2096, false, 0},
 	} {
 		w := newWorld(t, tt.options)
-		w.report(policy.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Stored: []uint64{1}})
+		w.report(policy.CacheChange{Replica: "r1", BlockTokens: tt.tokens, Coarse: tt.coarse, Stored: []uint64{1}})
 		assert.Equal(t, tt.refused, w.Stats().Refused, "case %d", i)
 		assert.Equal(t, tt.refused == 0, w.members["r1"].reported.Load() != unreported)
 	}
+}
+
+// The blocks of an engine may be as large as superblocks.
+func TestBlocksOfTheSizeOfSuperblocks(t *testing.T) {
+	w := newWorld(t, defaults)
+	p := tokens(1, 3*policy.SuperblockTokens+100)
+	hashes := kvindex.AppendTokens(nil, p, policy.SuperblockTokens, kvindex.SeedFor("", "", ""))
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: hashes})
+	w.report(policy.CacheChange{Replica: "r2", BlockTokens: policy.SuperblockTokens, Coarse: true, Stored: hashes[:2]})
+	require.Equal(t, policy.SuperblockTokens, w.Grain("").Tokens)
+	require.Equal(t, 3, w.depth(p, "r1", policy.TierGPU))
+	require.Equal(t, 2, w.depth(p, "r2", policy.TierGPU))
+	require.Equal(t, []bool{true, false}, []bool{w.members["r1"].Reported(), w.members["r2"].Reported()})
+}
+
+// A change without hashes tells the size of the blocks. If superblocks cannot consist of these, it is no report.
+func TestSizeWithoutBlocks(t *testing.T) {
+	w := newWorld(t, defaults)
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 528, Coarse: true, Cleared: true})
+	require.Equal(t, 528, w.Grain("").Tokens)
+	require.False(t, w.members["r1"].Coarse())
+	w.report(policy.CacheChange{Replica: "r2", BlockTokens: 32, Coarse: true, Predicted: true})
+	require.Equal(t, 32, w.Grain("").Tokens)
+	require.False(t, w.members["r2"].Coarse())
+	require.Zero(t, w.Stats().Refused)
 }
 
 // A fleet may be restarted with another block, one replica after the other.
@@ -257,7 +285,7 @@ func TestLeaving(t *testing.T) {
 	w := newWorld(t, defaults)
 	p := tokens(1, 1600)
 	for _, grain := range []int{1, 32} {
-		w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16 * grain, Stored: full(p, grain)})
+		w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Coarse: grain > 1, Stored: full(p, grain)})
 	}
 	old := w.fleet
 	var before Found
@@ -285,7 +313,7 @@ func TestConcurrentUse(t *testing.T) {
 				p := tokens(i%20, 1200)
 				for _, grain := range []int{1, 32} {
 					w.report(policy.CacheChange{
-						Replica: id, Rank: i % 2, Tier: policy.Tier(i % 3), BlockTokens: 16 * grain,
+						Replica: id, Rank: i % 2, Tier: policy.Tier(i % 3), BlockTokens: 16, Coarse: grain > 1,
 						Cleared: i%50 == 0, Stored: full(p, grain), Removed: full(tokens(i%7, 1200), grain),
 					})
 				}
@@ -307,7 +335,7 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	p := tokens(1, 1600)
 	for i := range 4 {
 		for _, grain := range []int{1, 32} {
-			w.report(policy.CacheChange{Replica: fmt.Sprint("r", i), BlockTokens: 16 * grain, Stored: full(p, grain)[i:]})
+			w.report(policy.CacheChange{Replica: fmt.Sprint("r", i), BlockTokens: 16, Coarse: grain > 1, Stored: full(p, grain)[i:]})
 		}
 		w.route(fmt.Sprint("r", i), p[:400*i])
 	}

@@ -12,9 +12,9 @@
 // Reports come in blocks, in superblocks, or in both. A superblock is looked up by the
 // chained hash of the block that ends it; the depth of a replica is the deepest of all
 // sources. Superblocks do not tell of the tokens behind the last full one: what was routed
-// tells of these, up to the end of the first superblock that is not reported. The size must
-// fit: blocks of another size than prompts are cut in, and superblocks that these do not
-// divide, are refused and counted.
+// tells of these, up to the end of the first superblock that is not reported. Prompts are cut
+// in the blocks that are reported. Blocks of another size than those of another replica of the
+// model, and superblocks that blocks do not divide, are refused and counted.
 //
 // # Complexity
 //

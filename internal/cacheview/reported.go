@@ -20,8 +20,8 @@ func (x *Index) CacheChanged(changes []policy.CacheChange) {
 	}
 }
 
-// slotFor returns where a change belongs; NoSlot if its replica is not in the fleet, or
-// its blocks do not fit.
+// slotFor returns where a change belongs; NoSlot if its replica is not in the fleet, its blocks do not fit, or it stores
+// none in a cache that has none.
 func (x *Index) slotFor(c *policy.CacheChange) kvindex.Slot {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -29,30 +29,37 @@ func (x *Index) slotFor(c *policy.CacheChange) kvindex.Slot {
 	if m == nil || c.Tier >= policy.Tiers || c.Rank < 0 {
 		return kvindex.NoSlot
 	}
-	l := lane{member: m, rank: c.Rank, tier: c.Tier, coarse: c.BlockTokens == policy.SuperblockTokens}
-	if !x.fits(m, c.BlockTokens) {
-		x.refused.Add(1)
-		return kvindex.NoSlot
-	}
-	if l.coarse {
-		x.coarse.Store(true)
-	} else if m.block = c.BlockTokens; c.Cleared && len(c.Stored) == 0 {
+	l := lane{member: m, rank: c.Rank, tier: c.Tier, coarse: c.Coarse}
+	if c.Cleared { // the engine may have started anew, with other blocks
+		if slot, ok := m.lanes[l]; ok { // what it holds is forgotten with its slot
+			x.blocks.Drop(slot)
+			delete(m.lanes, l)
+		}
 		m.block = 0
+	}
+	if !x.fits(m, c) {
+		if len(c.Stored) > 0 {
+			x.refused.Add(1)
+		}
+		return kvindex.NoSlot
 	}
 	if !c.Predicted {
 		x.reports(m, l.coarse)
 	}
-	slot, ok := m.lanes[l]
-	if ok && !c.Cleared {
+	if len(c.Stored) > 0 {
+		m.block = cmp.Or(c.BlockTokens, m.block)
+	}
+	if slot, ok := m.lanes[l]; ok {
 		return slot
 	}
-	if ok { // what it holds is forgotten with its slot
-		x.blocks.Drop(slot)
-		delete(m.lanes, l)
+	if len(c.Stored) == 0 {
+		return kvindex.NoSlot
 	}
-	if slot = x.blocks.Add(&l); slot != kvindex.NoSlot {
+	slot := x.blocks.Add(&l)
+	if slot != kvindex.NoSlot {
 		m.lanes[l] = slot
 		x.blocks.SetLive(slot, !c.Predicted)
+		x.coarse.Store(x.coarse.Load() || l.coarse)
 	}
 	return slot
 }
@@ -80,13 +87,13 @@ func (x *Index) reports(m *Member, coarse bool) {
 	}
 }
 
-// fits reports whether blocks of so many tokens can be looked up. Called with mu held.
-func (x *Index) fits(m *Member, tokens int) bool {
-	if tokens == policy.SuperblockTokens {
+// fits learns the size of the blocks of a change, and reports whether its hashes can be looked up. Called with mu held.
+func (x *Index) fits(m *Member, c *policy.CacheChange) bool {
+	if c.Coarse && c.BlockTokens == 0 {
 		return rendezvous.PerSuperblock(x.o.Grain.Bytes, policy.BytesPerToken) > 0 ||
 			rendezvous.PerSuperblock(x.Grain(m.models[0]).Tokens, 1) > 0
 	}
-	return x.learnSize(m, tokens)
+	return x.learnSize(m, c.BlockTokens) && (!c.Coarse || rendezvous.PerSuperblock(c.BlockTokens, 1) > 0)
 }
 
 // learnt is what reports show of models, by the names that requests may use; "" stands for replicas that declare none.
@@ -119,7 +126,7 @@ func (x *Index) learnSize(m *Member, tokens int) bool {
 	switch {
 	case tokens < 1 || tokens > maxBlockTokens:
 		return false
-	case m.block == tokens && !slices.ContainsFunc(m.models, isOther):
+	case !slices.ContainsFunc(m.models, isOther):
 		return true
 	}
 	for _, o := range x.members {

@@ -1,7 +1,6 @@
 package fleet
 
 import (
-	"cmp"
 	"slices"
 	"strings"
 
@@ -77,11 +76,11 @@ func HomeWeights(u *warmpathv1.HomeUpdate, id func(number uint32) string) map[st
 	return all
 }
 
-// CacheChange reads a change of a cache of the replica with this id.
+// CacheChange reads a change of a cache of the replica with this id, in superblocks.
 func CacheChange(id string, c *warmpathv1.CacheChange) policy.CacheChange {
 	return policy.CacheChange{
 		Replica: id, Rank: int(c.GetRank()), Tier: policy.Tier(max(c.GetTier(), 1) - 1),
-		BlockTokens: cmp.Or(int(c.GetBlockTokens()), policy.SuperblockTokens), Predicted: c.GetRouted(),
+		BlockTokens: int(c.GetBlockTokens()), Coarse: true, Predicted: c.GetRouted(),
 		Cleared: c.GetCleared(), Removed: c.GetRemoved(), Stored: c.GetStored(),
 	}
 }

@@ -323,12 +323,12 @@ type changes [policy.Tiers][grains]lane
 // take returns the changes of a replica's rank, with this many tokens in a block, and empties them.
 func (c *changes) take(replica string, rank, blockTokens int) (out []policy.CacheChange) {
 	for t := range c {
-		for g, tokens := range [grains]int{blockTokens, policy.SuperblockTokens} {
+		for g := range c[t] {
 			for _, x := range c[t][g] {
 				if !x.Cleared && len(x.Removed)+len(x.Stored) == 0 {
 					continue
 				}
-				x.Replica, x.Rank, x.Tier, x.BlockTokens = replica, rank, policy.Tier(t), tokens
+				x.Replica, x.Rank, x.Tier, x.BlockTokens, x.Coarse = replica, rank, policy.Tier(t), blockTokens, g == coarse
 				out = append(out, x)
 			}
 		}

@@ -229,7 +229,8 @@ func TestSuperblocks(t *testing.T) {
 	e := Event{Kind: Stored, Hashes: hashes, Tokens: tokens, BlockSize: size}
 	out := x.take(e)
 	require.Len(t, out, 2)
-	require.Equal(t, policy.SuperblockTokens, out[1].BlockTokens)
+	require.Equal(t, []bool{false, true}, []bool{out[0].Coarse, out[1].Coarse})
+	require.Equal(t, size, out[1].BlockTokens)
 	require.Equal(t, []uint64{want[3], want[7], want[11]}, out[1].Stored)
 	out = x.take(remove(12, 11))
 	require.Equal(t, []uint64{want[11]}, out[1].Removed)
@@ -287,7 +288,7 @@ func runModel(t *testing.T, seed uint64, budget int) {
 			}
 		}
 		for _, c := range x.take(e) {
-			if c.BlockTokens != testBlock {
+			if c.Coarse {
 				continue
 			}
 			if c.Cleared {

@@ -18,7 +18,6 @@ type lane struct {
 	replica string
 	rank    int
 	tier    policy.Tier
-	tokens  int // in a block
 }
 
 // maxRank bounds the data-parallel ranks of a replica.
@@ -37,7 +36,7 @@ func (c caches) take(u *warmpathv1.IndexUpdate, named map[uint32]replica) []poli
 			continue
 		}
 		change := fleet.CacheChange(r.ID, p)
-		c[lane{change.Replica, change.Rank, change.Tier, change.BlockTokens}] = struct{}{}
+		c[lane{change.Replica, change.Rank, change.Tier}] = struct{}{}
 		changes = append(changes, change)
 	}
 	return changes
@@ -48,7 +47,7 @@ func (c caches) clearing() []policy.CacheChange {
 	changes := make([]policy.CacheChange, 0, len(c))
 	for l := range c {
 		changes = append(changes, policy.CacheChange{
-			Replica: l.replica, Rank: l.rank, Tier: l.tier, BlockTokens: l.tokens, Cleared: true,
+			Replica: l.replica, Rank: l.rank, Tier: l.tier, Coarse: true, Cleared: true,
 		})
 	}
 	return changes

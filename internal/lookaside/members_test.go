@@ -109,12 +109,12 @@ func TestCaches(t *testing.T) {
 		{Replica: 1, Rank: 1 << 30, Stored: []uint64{1}},
 	}}, fleet)
 	require.Equal(t, []policy.CacheChange{
-		{Replica: "r1", BlockTokens: policy.SuperblockTokens, Stored: []uint64{7, 8}},
-		{Replica: "r2", Rank: 1, Tier: policy.TierHost, BlockTokens: 16, Removed: []uint64{9}},
+		{Replica: "r1", Coarse: true, Stored: []uint64{7, 8}},
+		{Replica: "r2", Rank: 1, Tier: policy.TierHost, BlockTokens: 16, Coarse: true, Removed: []uint64{9}},
 	}, got)
 	c.forget(map[string]bool{"r1": true})
 	got = c.take(&warmpathv1.IndexUpdate{Snapshot: true}, fleet)
-	require.Equal(t, []policy.CacheChange{{Replica: "r1", BlockTokens: policy.SuperblockTokens, Cleared: true}}, got)
+	require.Equal(t, []policy.CacheChange{{Replica: "r1", Coarse: true, Cleared: true}}, got)
 	require.Empty(t, c.take(&warmpathv1.IndexUpdate{Snapshot: true}, fleet))
 }
 

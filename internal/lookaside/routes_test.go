@@ -90,5 +90,5 @@ func TestRoutedChangesArePredicted(t *testing.T) {
 	r, err := replicaOf(named(1)[0])
 	require.NoError(t, err)
 	got := c.take(&warmpathv1.IndexUpdate{Changes: []*warmpathv1.CacheChange{{Replica: 1, Routed: true, Stored: []uint64{7}}}}, map[uint32]replica{1: r})
-	require.Equal(t, []policy.CacheChange{{Replica: "r1", BlockTokens: policy.SuperblockTokens, Predicted: true, Stored: []uint64{7}}}, got)
+	require.Equal(t, []policy.CacheChange{{Replica: "r1", Coarse: true, Predicted: true, Stored: []uint64{7}}}, got)
 }

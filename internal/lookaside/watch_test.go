@@ -94,7 +94,7 @@ func TestRouterGetsEverything(t *testing.T) {
 	w.view.take(greeting(), true)
 	require.Equal(t, map[string]int{"r1": 8, "r2": 32}, peersOf(r))
 	require.Equal(t, map[string]int{"r1": 1000}, p.sizes)
-	require.Equal(t, []policy.CacheChange{{Replica: "r2", BlockTokens: 512, Stored: []uint64{7}}}, p.changes)
+	require.Equal(t, []policy.CacheChange{{Replica: "r2", Coarse: true, Stored: []uint64{7}}}, p.changes)
 	start := w.view.start()
 	require.Equal(t, "a", start.GetIncarnation())
 	require.Equal(t, []uint64{3, 0, 4}, []uint64{start.GetFleetVersion(), start.GetConfigVersion(), start.GetIndexVersion()})
@@ -115,7 +115,7 @@ func TestRouterGetsEverything(t *testing.T) {
 	detach()
 	detach()
 	require.Equal(t, map[string]int{"r1": 0, "r2": 0}, peersOf(r2))
-	require.Equal(t, policy.CacheChange{Replica: "r1", BlockTokens: 512, Cleared: true}, p2.changes[len(p2.changes)-1])
+	require.Equal(t, policy.CacheChange{Replica: "r1", Coarse: true, Cleared: true}, p2.changes[len(p2.changes)-1])
 	require.Equal(t, 32, peersOf(r)["r2"])
 }
 
@@ -258,7 +258,8 @@ func FuzzTake(f *testing.F) {
 		}
 		for _, c := range p.changes {
 			require.Less(t, int(c.Tier), policy.Tiers)
-			require.Positive(t, c.BlockTokens)
+			require.True(t, c.Coarse)
+			require.GreaterOrEqual(t, c.BlockTokens, 0)
 		}
 		f := watchStream{view: w.view, interval: time.Second}
 		require.LessOrEqual(t, f.schedule(m.GetLoad()), renewAfter)

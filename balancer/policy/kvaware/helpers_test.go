@@ -42,9 +42,9 @@ func newRouter(t testing.TB, n int) *router.Router {
 // report reports what a rank of a replica caches of a prompt, in the engine's blocks, or
 // in superblocks of blocks of 16.
 func report(r *router.Router, id string, rank int, tier policy.Tier, prompt []uint32, blockTokens int) {
-	cut := min(blockTokens, 16)
-	if blockTokens != policy.SuperblockTokens {
-		cut = blockTokens
+	cut, coarse := blockTokens, blockTokens == policy.SuperblockTokens
+	if coarse {
+		cut = 16
 	}
 	var stored []uint64
 	for i, h := range kvindex.AppendTokens(nil, prompt, cut, kvindex.SeedFor("", "", "")) {
@@ -52,7 +52,7 @@ func report(r *router.Router, id string, rank int, tier policy.Tier, prompt []ui
 			stored = append(stored, h)
 		}
 	}
-	r.CacheChanged([]policy.CacheChange{{Replica: id, Rank: rank, Tier: tier, BlockTokens: blockTokens, Stored: stored}})
+	r.CacheChanged([]policy.CacheChange{{Replica: id, Rank: rank, Tier: tier, BlockTokens: cut, Coarse: coarse, Stored: stored}})
 }
 
 // busy reserves a prompt of so many tokens on a replica.

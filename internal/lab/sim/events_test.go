@@ -17,9 +17,10 @@ import (
 type cacheContents map[string]map[uint64]bool
 
 // take applies changes, each of which must be one: nothing is stored or removed twice.
-func (b cacheContents) take(t testing.TB, changes []policy.CacheChange, grain int) {
+func (b cacheContents) take(t testing.TB, changes []policy.CacheChange, block int) {
 	for _, c := range changes {
-		require.Equal(t, grain, c.BlockTokens)
+		require.Equal(t, block, c.BlockTokens)
+		require.True(t, c.Coarse)
 		require.NotZero(t, len(c.Removed)+len(c.Stored))
 		if b[c.Replica] == nil {
 			b[c.Replica] = map[uint64]bool{}
@@ -69,7 +70,7 @@ func TestCoarse(t *testing.T) {
 	contents := []cacheContents{{}, {}, {}}
 	late := workload.Request{ID: "late", At: time.Hour, PromptTokens: 1, OutputTokens: 1, Segments: []workload.Segment{{Len: 1}}}
 	r := recorded(t, "recorder-coarse", append(rs, late), ShareBroadcast, func(client int, changes []policy.CacheChange) {
-		contents[client].take(t, changes, policy.SuperblockTokens)
+		contents[client].take(t, changes, 16)
 	})
 	require.Equal(t, contents[0], contents[1])
 	require.Equal(t, contents[0], contents[2])
@@ -194,7 +195,7 @@ func TestCoarseProperty(t *testing.T) {
 		}
 		changes := l.changes
 		l.changes = nil
-		contents.take(t, changes, policy.SuperblockTokens)
+		contents.take(t, changes, 256)
 		for _, c := range changes {
 			for i, h := range c.Stored {
 				require.EqualValues(t, depth(c.Stored[0])+2*uint64(i), depth(h), "the chain has no gap")

@@ -225,7 +225,7 @@ func newContents(replica string, blockSize int) *contents {
 // KVEvents implements [enginesim.Listener].
 func (c *contents) KVEvents(_ time.Duration, events []enginesim.KVEvent) {
 	for _, e := range events {
-		change := policy.CacheChange{Replica: c.replica, BlockTokens: policy.SuperblockTokens}
+		change := policy.CacheChange{Replica: c.replica, BlockTokens: policy.SuperblockTokens / c.every, Coarse: true}
 		if e.Stored {
 			for i := c.every - 1 - e.First%c.every; i < len(e.Hashes); i += c.every {
 				c.held[e.Hashes[i]] = true
