@@ -17,6 +17,7 @@ import (
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/fleet"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/sharedstore"
 	"github.com/warmpath/warmpath/internal/telemetry"
@@ -48,14 +49,14 @@ func (s *Server) choose(ctx context.Context, r *warmpathv1.ChooseReplicaRequest)
 	}
 	q.Principal = p.name
 	q.Model, q.Adapter = d.catalogue.Load().canonical(base), cmp.Or(q.Adapter, adapter)
-	q.State().Origin = cmp.Or(endpoint.Origin(ctx), state.Origin(grpcOrigin{ctx}))
+	part.OfRequest(&q).Origin = cmp.Or(endpoint.Origin(ctx), state.Origin(grpcOrigin{ctx}))
 	q.Allow = d.catalogue.Load().ids(q.Allow)
 	view := d.hosted.Load().router.View()
 	for _, id := range r.GetTried() {
 		router.NextAttempt(&q, view.ByID(id)) // of an id that is not in the fleet only the attempt counts
 	}
 	if adopted := metadata.ValueFromIncomingContext(ctx, warmpathv1.MetadataAdopted); len(adopted) > 0 {
-		q.State().Side = state.ByPolicy
+		part.OfRequest(&q).Side = state.ByPolicy
 	} else if q.PromptTokens == 0 && d.hosted.Load().needsPrompt() { // a client that has the config has checked it
 		d.tally.failed(codes.InvalidArgument)
 		return nil, invalid("deployment %s has require_prompt, and the request has no prompt", d.name)
@@ -139,7 +140,7 @@ func (k *picks) choose(
 		err = errDeployment
 	}
 	if err != nil {
-		x.release(policy.Outcome{Fault: state.GivenUp, Usage: policy.NoUsage})
+		x.release(policy.Outcome{Fault: policy.GivenUp, Usage: policy.NoUsage})
 		k.leases.fail(x)
 		return nil, err
 	}

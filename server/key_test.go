@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -118,6 +119,6 @@ func TestDecodeParent(t *testing.T) {
 		require.NoError(t, decodeKey(&warmpathv1.ChooseReplicaRequest{Key: key}, &q))
 		require.Equal(t, tt.whole, q.Session)
 		require.Equal(t, tt.affinity, q.Affinity())
-		require.True(t, q.State().Final)
+		require.True(t, part.OfRequest(&q).Final)
 	}
 }

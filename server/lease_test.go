@@ -16,6 +16,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
+	"github.com/warmpath/warmpath/internal/router/part"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -288,6 +289,6 @@ func TestLeasesKeepNoNames(t *testing.T) {
 	require.Equal(t, "retry", a.GetDecision().GetReason())
 	require.Equal(t, "c", a.GetReplica().GetId(), "the others were tried")
 	x := f.deployment("chat").picks.leases.byID[a.GetReservation().GetId()]
-	require.Empty(t, x.q.State().Tried)
+	require.Empty(t, part.OfRequest(&x.q).Tried)
 	require.Empty(t, x.q.Exclude)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
 	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -342,7 +341,7 @@ func (l *leases) expire(now time.Time) map[uint32]replicaLoad {
 		if x.id != "" {
 			l.expired.Add(1)
 		}
-		x.release(policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
+		x.release(policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
 	}
 	return load
 }
@@ -379,7 +378,7 @@ func (x *lease) endPrefill(o policy.Outcome) {
 func (x *lease) release(o policy.Outcome) {
 	if x.prefill != nil && !x.prefilled {
 		if x.endPrefill(o); o.Err != nil {
-			o = policy.Outcome{Fault: state.GivenUp, Usage: policy.NoUsage}
+			o = policy.Outcome{Fault: policy.GivenUp, Usage: policy.NoUsage}
 		}
 	}
 	x.reservation.Release()

@@ -10,7 +10,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/fault"
-	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -79,7 +78,7 @@ func (k *picks) lived(r *warmpathv1.LifeReport) bool {
 // outcome is the reported end of a reservation; nothing is learned from one that is missing.
 func outcome(o *warmpathv1.Outcome) policy.Outcome {
 	if o == nil {
-		return policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage}
+		return policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage}
 	}
 	count := func(n *uint32) int {
 		if n == nil {
@@ -97,7 +96,7 @@ func outcome(o *warmpathv1.Outcome) policy.Outcome {
 	if code := codes.Code(o.GetCode()); code != codes.OK {
 		out.Err, out.Fault = status.Error(code, "as reported"), fault.OfCode(code)
 	} else if !out.Sent {
-		out.Fault = state.GivenUp
+		out.Fault = policy.GivenUp
 	}
 	return out
 }

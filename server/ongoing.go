@@ -5,7 +5,6 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/endpoint"
-	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 // A teller is a caller that tells how many requests it has at a replica, in place of the end of each.
@@ -48,7 +47,7 @@ func (k *picks) tells(p *principal, o *endpoint.Ongoing, v policy.View) {
 		x.giveBack()
 	}
 	for _, x := range over { // after the load, as in expire
-		x.release(policy.Outcome{Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
+		x.release(policy.Outcome{Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
 	}
 }
 

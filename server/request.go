@@ -8,6 +8,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router/part"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -62,7 +63,7 @@ func decodeKey(r *warmpathv1.ChooseReplicaRequest, q *policy.Request) error {
 	}
 	q.ID, q.Session = k.GetRequestId(), k.GetSession()
 	q.SetParent(k.GetParentSession())
-	q.State().Final = k.GetSessionFinal()
+	part.OfRequest(q).Final = k.GetSessionFinal()
 	q.Model, q.Adapter, q.CacheSalt = k.GetModel(), k.GetAdapter(), k.GetCacheSalt()
 	q.Pin, q.Exclude, q.Allow = r.GetPinned(), r.GetExcluded(), r.GetAllowed()
 	q.Priority = priorities[k.GetPriority()]

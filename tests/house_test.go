@@ -66,6 +66,7 @@ var house = []string{
 	"internal/pemfile",
 	"internal/outlier",
 	"internal/protofield",
+	"internal/router/part",
 	"balancer/policy",
 	"internal/strict",
 	"internal/router/state",
@@ -158,6 +159,25 @@ func TestCoreImportsNoNetwork(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// The policies of this repository have what any other author of a policy has: nothing of the Router.
+func TestPoliciesUseThePublicSurface(t *testing.T) {
+	seen := 0
+	for _, p := range list(t) {
+		if !strings.HasPrefix(p.ImportPath, module+"/balancer/policy/") {
+			continue
+		}
+		seen++
+		for _, imp := range p.Imports {
+			if strings.HasPrefix(imp, module+"/internal/router") {
+				t.Errorf("%s imports %s", p.ImportPath, imp)
+			}
+		}
+	}
+	if seen < 5 {
+		t.Fatalf("go list found %d policies", seen)
 	}
 }
 

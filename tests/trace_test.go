@@ -13,7 +13,6 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
-	routerstate "github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/routertest"
 )
 
@@ -125,9 +124,9 @@ func TestFailedAttemptsWarmNothing(t *testing.T) {
 	failure := errors.New("refused")
 	for name, o := range map[string]policy.Outcome{
 		"refused":   {Err: failure, Sent: true, Usage: policy.NoUsage},
-		"broken":    {Err: failure, Sent: true, Fault: routerstate.Failed, Usage: policy.NoUsage},
-		"late":      {Err: context.DeadlineExceeded, Sent: true, Fault: routerstate.TimedOut, Usage: policy.NoUsage},
-		"cancelled": {Err: context.Canceled, Sent: true, Fault: routerstate.GivenUp, Usage: policy.NoUsage},
+		"broken":    {Err: failure, Sent: true, Fault: policy.Failed, Usage: policy.NoUsage},
+		"late":      {Err: context.DeadlineExceeded, Sent: true, Fault: policy.TimedOut, Usage: policy.NoUsage},
+		"cancelled": {Err: context.Canceled, Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachBuiltin(t, func(t *testing.T, policyName string, build func() *router.Router) {

@@ -42,6 +42,12 @@ type Decision struct {
 	Rule Reason
 	// MatchedTokens are the leading prompt tokens predicted to be cached there.
 	MatchedTokens int
+	// ExpectedTokens are the leading prompt tokens that are likely cached there though none is known to be: what is
+	// more than MatchedTokens is not charged.
+	ExpectedTokens int
+	// Home is the first in the rendezvous order of the prompt, so that a look-aside server can balance the homes;
+	// nil = it is not available, or of no use to the policy.
+	Home *Replica
 	// Place is the replica's place in the rendezvous order or on the ring, 0 for the
 	// first; -1 where the policy has none.
 	Place int
@@ -54,9 +60,6 @@ type Decision struct {
 
 	state state.Decision
 }
-
-// State is the Router's part of the decision.
-func (d *Decision) State() *state.Decision { return &d.state }
 
 // AnyRank leaves the data-parallel rank to the replica.
 const AnyRank = -1
@@ -93,10 +96,23 @@ type Outcome struct {
 	Sent         bool // the request left the client
 	// Fault is what the absence of a first message shows against the replica. GivenUp without an Err: it is not known
 	// how the call ended.
-	Fault state.Fault
+	Fault Fault
 	// Usage as the replica reported it.
 	Usage Usage
 }
+
+// A Fault is what an outcome without a first message shows against the replica.
+type Fault uint8
+
+// The faults.
+const (
+	NoFault  Fault = iota // nothing: there was a message, or a status that speaks of the request
+	Failed                // the replica failed, or the connection to it
+	TimedOut              // the call's deadline passed first
+	GivenUp               // the caller cancelled
+	Late                  // the attempt was given up because its first message was late, and made elsewhere
+	Doubtful              // the request is at fault, or the replica: the latter if the others answer such calls
+)
 
 // Prefilled reports whether the replica is taken to have the prompt in its cache: it answered, or the host does not
 // know how the call ended.

@@ -2,6 +2,7 @@ package policy
 
 import (
 	"maps"
+	"math"
 	"slices"
 
 	"github.com/warmpath/warmpath/internal/router/state"
@@ -78,14 +79,6 @@ type Replica struct {
 	host any
 }
 
-// NewReplica returns a replica for the Router: its attributes, its place in View.Replicas, and the host's handle.
-func NewReplica(a Attributes, index int, host any, s *state.Replica) *Replica {
-	return &Replica{state: s, index: index, Attributes: a, host: host}
-}
-
-// State is the Router's part of the replica.
-func (r *Replica) State() *state.Replica { return r.state }
-
 // Index returns the replica's place in View.Replicas.
 func (r *Replica) Index() int { return r.index }
 
@@ -130,3 +123,12 @@ func (r *Replica) KVTokens() int { return int(r.state.KVTokens.Load()) }
 // Rate returns what the replica's load is divided by: its weight, times how fast it has
 // shown to be relative to the others where the policy has it learned.
 func (r *Replica) Rate() float64 { return r.state.Rate() }
+
+// HomeWeight returns how many keys the replica is the home of, relative to others, as a look-aside server balances
+// them; 0 = none does.
+func (r *Replica) HomeWeight() float64 {
+	if r.state == nil { // it is in no fleet
+		return 0
+	}
+	return math.Float64frombits(r.state.HomeWeight.Load())
+}

@@ -40,8 +40,6 @@ type Request struct {
 	// Priority is the request's level in the queue: -1 low, 0 normal, 1 high. A level is worth 10 s of waiting: a request
 	// goes before those of the level below that came up to 10 s earlier.
 	Priority int
-	// Answer is how the host learns that the replica has answered. The host reports it for every reservation.
-	Answer state.Answer
 
 	parent uint16 // length of the parent in Session, which it begins with; 0 = there is none
 	state  state.Request
@@ -70,8 +68,16 @@ func (q *Request) Parent() string { return q.Session[:min(int(q.parent), len(q.S
 // child begins where its parent's cache is.
 func (q *Request) Affinity() string { return cmp.Or(q.Parent(), q.Session) }
 
-// State is the Router's part of the request.
-func (q *Request) State() *state.Request { return &q.state }
+// Spare returns what Prepare left in Prepared of a request that has ended, so that its memory can be used again, and
+// keeps nothing of it; nil = there is none.
+func (q *Request) Spare() any {
+	if q.state.Spare == nil {
+		return nil
+	}
+	spare := *q.state.Spare
+	*q.state.Spare = nil
+	return spare
+}
 
 // Message returns what the key was taken from, for policies that look at more than the key, in Prepare and Choose only:
 // in a client the request message as the application gave it, or the first one of a stream; in a server the body of

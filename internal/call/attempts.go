@@ -17,6 +17,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -75,7 +76,7 @@ func (a *Attempts) Sends(msg any) {
 	defer c.mu.Unlock()
 	c.key.msg = msg
 	legs := b == noBinding || b.Router.Fleet.Divided()
-	if (b == noBinding || b.Config.MaxResumes > 0 && b.dialect(&c.key.request).Resumes()) && c.key.request.Answer == state.AnswerMessage && c.Resume == nil {
+	if (b == noBinding || b.Config.MaxResumes > 0 && b.dialect(&c.key.request).Resumes()) && part.OfRequest(&c.key.request).Answer == state.AnswerMessage && c.Resume == nil {
 		c.Resume = &Resume{call: c}
 	}
 	if _, a.single = msg.(*grpc.PreparedMsg); a.single || a.base == nil {
@@ -346,7 +347,7 @@ func (a *Attempts) way() Way {
 		return Way{Split: true}
 	}
 	limit := time.Duration(c.handle.bound.Load().Config.FirstTokenTimeout)
-	if limit <= 0 || a.sent || c.key.request.Answer == state.AnswerUnseen || a.retriedElsewhere() {
+	if limit <= 0 || a.sent || part.OfRequest(&c.key.request).Answer == state.AnswerUnseen || a.retriedElsewhere() {
 		return Way{}
 	}
 	return Way{Limit: limit}

@@ -7,7 +7,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/router/state"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // When one of two replicas dies, the transfer between their legs breaks, and the engine of the other replica answers with
@@ -21,10 +21,12 @@ type link struct {
 	number uint32
 }
 
-func linkTo(r *policy.Replica) link { return link{r, r.State().Links.Load()} }
+func linkTo(r *policy.Replica) link { return link{r, part.OfReplica(r).Links.Load()} }
 
 // lost reports whether the connection is gone, also where there is another one by now: the replica may have died.
-func (l link) lost() bool { return !l.Connected() || l.State().Links.Load() != l.number }
+func (l link) lost() bool {
+	return !l.Connected() || part.OfReplica(l.Replica).Links.Load() != l.number
+}
 
 // disputeTime is how long a disputed leg waits for the end of the other one before it is judged: what breaks a transfer
 // breaks the connection, too.
@@ -103,8 +105,8 @@ func (c *Call) blame() {
 	if c.legs == nil || o.result.FirstMessage > 0 || !c.legs.spares(c.leg, o.result.Err) {
 		return
 	}
-	if o.last.spared = true; o.result.Fault == state.Failed || o.result.Fault == state.Doubtful {
-		o.result.Fault = state.GivenUp
+	if o.last.spared = true; o.result.Fault == policy.Failed || o.result.Fault == policy.Doubtful {
+		o.result.Fault = policy.GivenUp
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -70,8 +71,8 @@ func TestBlame(t *testing.T) {
 				err: status.Error(tt.prefill, ""), over: tt.over,
 			}
 			for leg, r := range map[string]*policy.Replica{"p": p, "d": d} {
-				r.State().Set(state.Connected, !strings.Contains(tt.gone, leg))
-				r.State().Links.Add(uint32(strings.Count(tt.back, leg)))
+				part.OfReplica(r).Set(state.Connected, !strings.Contains(tt.gone, leg))
+				part.OfReplica(r).Links.Add(uint32(strings.Count(tt.back, leg)))
 			}
 			if tt.until != 0 {
 				l.until = time.Now().Add(tt.until)
@@ -81,15 +82,15 @@ func TestBlame(t *testing.T) {
 			for leg, end := range map[string]codes.Code{"p": tt.prefill, "d": tt.decode} {
 				c := &Call{legs: l, leg: leg == "p"}
 				c.outcome.last.Replica, c.outcome.result.Err = d, status.Error(end, "")
-				c.outcome.result.Fault = state.Failed
+				c.outcome.result.Fault = policy.Failed
 				c.blame()
 				require.Equal(t, tt.spared == leg, c.outcome.last.spared, leg)
-				require.Equal(t, tt.spared == leg, c.outcome.result.Fault != state.Failed, leg)
+				require.Equal(t, tt.spared == leg, c.outcome.result.Fault != policy.Failed, leg)
 			}
 			l.suspect = true
 			c := &Call{legs: l}
 			l.avoid(&c.key.request)
-			require.Equal(t, tt.spared != "p", c.key.request.State().HasTried("p"))
+			require.Equal(t, tt.spared != "p", part.OfRequest(&c.key.request).HasTried("p"))
 		})
 	}
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/pause"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 )
@@ -137,8 +138,9 @@ func (h *Handle) Start(
 	} else if answer == state.AnswerUnseen && !o.Proxied || answer == state.AnswerMessage && (derives || o.Finishes()) {
 		c.Context, c.cancel = context.WithCancel(ctx)
 	}
-	c.key.request.Method, c.key.request.Answer = method, answer
-	c.key.request.State().Origin = c
+	c.key.request.Method = method
+	routed := part.OfRequest(&c.key.request)
+	routed.Answer, routed.Origin = answer, c
 	c.outcome.result.Usage = policy.NoUsage
 	h.budget.calls.Add(1)
 	if outer != nil && route != nil {
@@ -161,7 +163,7 @@ func (h *Handle) Start(
 func (h *Handle) Bare(ctx context.Context, route *Route) *Call {
 	c := &Call{Scope: &Scope{Context: ctx, handle: h, given: route}, route: route, ended: true, bare: true}
 	c.Scope.call = c
-	c.key.request.State().Origin = c
+	part.OfRequest(&c.key.request).Origin = c
 	c.outcome.result.Usage = policy.NoUsage
 	return c
 }
@@ -278,7 +280,8 @@ func (c *Call) Claim(
 func (c *Call) extra(route *Route) *Call {
 	n := &Call{Scope: &Scope{Context: c.Context, handle: c.handle, given: route}, route: route.Unreported(), ended: true}
 	n.Scope.call = n
-	n.key.msg, n.key.request.Method, n.key.request.Answer = c.key.msg, c.key.request.Method, c.key.request.Answer
+	n.key.msg, n.key.request.Method = c.key.msg, c.key.request.Method
+	part.OfRequest(&n.key.request).Answer = part.OfRequest(&c.key.request).Answer
 	n.outcome.result.Usage = policy.NoUsage
 	return n
 }

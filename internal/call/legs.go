@@ -19,6 +19,7 @@ import (
 	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -74,7 +75,8 @@ func (c *Call) newLegs(b *Binding) *legs {
 	p := &l.prefill
 	p.Scope = &Scope{handle: c.handle, call: p}
 	p.leg, p.legs, p.key.abort, p.key.filled = true, l, c.key.abort, true
-	p.key.request.Method, p.key.request.Answer, p.key.request.Session = q.Method, q.Answer, q.Session
+	p.key.request.Method, p.key.request.Session = q.Method, q.Session
+	part.OfRequest(&p.key.request).Answer = part.OfRequest(q).Answer
 	p.key.request.PromptTokens, p.reserved.binding, p.outcome.result.Usage = q.PromptTokens, b, policy.NoUsage
 	return l
 }
@@ -82,7 +84,7 @@ func (c *Call) newLegs(b *Binding) *legs {
 // legs is how a request is reserved whose method is sent in two legs; nil for others.
 func (b *Binding) legs(q *policy.Request) *router.Legs {
 	kv := b.dialect(q).Legs()
-	if kv == nil || q.Answer == state.AnswerUnseen {
+	if kv == nil || part.OfRequest(q).Answer == state.AnswerUnseen {
 		return nil
 	}
 	return &router.Legs{Only: kv.PairOnly()}
@@ -327,7 +329,7 @@ func (l *legs) avoid(q *policy.Request) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if s, id := q.State(), l.replica(); (l.suspect || l.err != nil) && !l.spared && !s.HasTried(id) {
+	if s, id := part.OfRequest(q), l.replica(); (l.suspect || l.err != nil) && !l.spared && !s.HasTried(id) {
 		s.Tried = append(s.Tried, id)
 	}
 }

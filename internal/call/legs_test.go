@@ -11,13 +11,14 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
 func connectedReplica() *policy.Replica {
 	live := new(state.Replica)
 	live.Set(state.Connected, true)
-	return policy.NewReplica(policy.Attributes{ID: "p"}, 0, nil, live)
+	return part.NewReplica(policy.Attributes{ID: "p"}, 0, nil, live)
 }
 
 // prefilledCall is one whose decode leg is to begin at another replica.

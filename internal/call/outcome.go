@@ -15,6 +15,7 @@ import (
 	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/router"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 	"github.com/warmpath/warmpath/internal/telemetry"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
@@ -61,20 +62,20 @@ func (c *Call) Finished(info balancer.DoneInfo) {
 	last := &o.last
 	last.Refused, last.Err, last.BytesSent, last.BytesReceived = refused, info.Err, info.BytesSent, info.BytesReceived
 	last.statusAlone = len(info.Trailer["content-type"]) > 0 // an answer without headers and messages has it there
-	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, state.NoFault
+	o.result.Err, o.result.Sent, o.result.Fault = info.Err, info.BytesSent, policy.NoFault
 	c.pending = true
 	if info.Err != nil {
 		switch o.result.Fault = fault.Of(info.Err); {
-		case c.late && o.result.Fault != state.NoFault:
-			o.result.Fault = state.Late
-		case c.leg && c.Context.Err() != nil && o.result.Fault == state.Failed: // gRPC's status for what ended here
-			o.result.Fault = state.GivenUp
+		case c.late && o.result.Fault != policy.NoFault:
+			o.result.Fault = policy.Late
+		case c.leg && c.Context.Err() != nil && o.result.Fault == policy.Failed: // gRPC's status for what ended here
+			o.result.Fault = policy.GivenUp
 		}
 		c.abort(info)
 	}
 	// The usage in a unary answer is read after this, inside Invoke. Of the others the end is known now: what a server has
 	// reserved must not last through a backoff. A leg is judged when the other one has ended, too.
-	if c.ended || (c.key.request.Answer != state.AnswerWhole || info.Err != nil) && !c.legs.dispute(info.Err) {
+	if c.ended || (part.OfRequest(&c.key.request).Answer != state.AnswerWhole || info.Err != nil) && !c.legs.dispute(info.Err) {
 		c.complete()
 	}
 }
@@ -198,7 +199,7 @@ type Kept struct {
 // Keep gives what was kept to the call that has the memory, and has not begun.
 func (c *Call) Keep(k Kept) {
 	c.spare, c.done = k.prepared, k.done
-	c.key.request.State().Spare = &c.spare
+	part.OfRequest(&c.key.request).Spare = &c.spare
 }
 
 // wasPlain reports whether a call that has ended was one attempt that succeeded at once. Goroutines of other calls
@@ -209,7 +210,7 @@ func (c *Call) wasPlain() bool {
 	}
 	b, q, last := c.reserved.binding, &c.key.request, &c.outcome.last
 	return last.Replica != nil && last.Err == nil && !c.shared && c.legs == nil && q.Attempt() == 1 &&
-		q.State().Shadow == nil && c.Decision().Queued == 0 && b.Uses&policy.CallsOut == 0 && b.Probe == nil && b.Central == (Central{})
+		part.OfRequest(q).Shadow == nil && c.Decision().Queued == 0 && b.Uses&policy.CallsOut == 0 && b.Probe == nil && b.Central == (Central{})
 }
 
 // complete reports the outcome of the last reservation, once. Called with mu held.
@@ -237,7 +238,7 @@ func (c *Call) complete() {
 		c.reserved.server = nil
 	}
 	b.Router.Complete(&c.key.request, *d, c.outcome.result)
-	if c.outcome.result.Fault != state.NoFault {
+	if c.outcome.result.Fault != policy.NoFault {
 		telemetry.Ejected(trace.SpanFromContext(c.Context), b.Router, d.Replica)
 	}
 	c.handle.Telemetry.Ended(c, b.Policy, &c.key.request, d, &c.outcome.result)

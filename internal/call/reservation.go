@@ -16,6 +16,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/lookaside"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // A reservation is the replica that is reserved for an attempt: in the channel's Router, and at a look-aside server
@@ -257,13 +258,14 @@ func Explain(err error, q *policy.Request, v policy.View) error {
 		return fmt.Errorf("%w: it is pinned to %q, which %s", err, q.Pin, why)
 	}
 	causes := make(map[string]int)
+	legs := part.OfRequest(q).Legs
 	for _, r := range v.Replicas() {
 		switch {
 		case slices.Contains(q.Exclude, r.ID):
 			causes["excluded by the call"]++
 		case r.Draining:
 			causes["draining"]++
-		case r.Role == policy.RolePrefill, r.Role != "" && q.State().Legs != nil && q.State().Legs.Only:
+		case r.Role == policy.RolePrefill, r.Role != "" && legs != nil && legs.Only:
 			causes["for requests in two legs only"]++
 		default:
 			causes[fmt.Sprintf("without the model %q", q.Model)]++

@@ -7,6 +7,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/requestkey"
+	"github.com/warmpath/warmpath/internal/router/part"
 	routerstate "github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
@@ -50,7 +51,7 @@ func (c *Call) Question(keysOf func(model string) *requestkey.SessionKeys) (*war
 	}
 	key := &warmpathv1.RequestKey{
 		RequestId: routerstate.SessionKey(k.ID), Session: k.Session,
-		ParentSession: k.Parent(), SessionFinal: k.State().Final, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,
+		ParentSession: k.Parent(), SessionFinal: part.OfRequest(&k).Final, Model: k.Model, Adapter: k.Adapter, CacheSalt: k.CacheSalt,
 	}
 	switch p := &k.Prompt; {
 	case len(p.Tokens) > 0:

@@ -12,24 +12,24 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/internal/router/state"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 // Of returns the fault of a call that ended with this error.
-func Of(err error) state.Fault { return OfCode(status.Code(err)) }
+func Of(err error) policy.Fault { return OfCode(status.Code(err)) }
 
 // OfCode is Of for a status code.
-func OfCode(c codes.Code) state.Fault {
+func OfCode(c codes.Code) policy.Fault {
 	switch c {
 	case codes.Unavailable, codes.Internal, codes.DataLoss:
-		return state.Failed
+		return policy.Failed
 	case codes.DeadlineExceeded:
-		return state.TimedOut
+		return policy.TimedOut
 	case codes.Canceled:
-		return state.GivenUp
+		return policy.GivenUp
 	case codes.Unknown, codes.Unimplemented, codes.NotFound, codes.Unauthenticated, codes.PermissionDenied,
 		codes.FailedPrecondition, codes.Aborted:
-		return state.Doubtful
+		return policy.Doubtful
 	}
-	return state.NoFault
+	return policy.NoFault
 }

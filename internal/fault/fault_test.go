@@ -9,19 +9,19 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"github.com/warmpath/warmpath/internal/router/state"
+	"github.com/warmpath/warmpath/balancer/policy"
 )
 
 func TestOf(t *testing.T) {
-	require.Equal(t, state.NoFault, Of(nil))
-	require.Equal(t, state.Doubtful, Of(errors.New("x")), "UNKNOWN")
-	require.Equal(t, state.TimedOut, Of(status.FromContextError(context.DeadlineExceeded).Err()))
-	want := map[codes.Code]state.Fault{
-		codes.Unavailable: state.Failed, codes.Internal: state.Failed, codes.DataLoss: state.Failed,
-		codes.DeadlineExceeded: state.TimedOut, codes.Canceled: state.GivenUp,
-		codes.Unknown: state.Doubtful, codes.Unimplemented: state.Doubtful, codes.NotFound: state.Doubtful,
-		codes.Unauthenticated: state.Doubtful, codes.PermissionDenied: state.Doubtful,
-		codes.FailedPrecondition: state.Doubtful, codes.Aborted: state.Doubtful,
+	require.Equal(t, policy.NoFault, Of(nil))
+	require.Equal(t, policy.Doubtful, Of(errors.New("x")), "UNKNOWN")
+	require.Equal(t, policy.TimedOut, Of(status.FromContextError(context.DeadlineExceeded).Err()))
+	want := map[codes.Code]policy.Fault{
+		codes.Unavailable: policy.Failed, codes.Internal: policy.Failed, codes.DataLoss: policy.Failed,
+		codes.DeadlineExceeded: policy.TimedOut, codes.Canceled: policy.GivenUp,
+		codes.Unknown: policy.Doubtful, codes.Unimplemented: policy.Doubtful, codes.NotFound: policy.Doubtful,
+		codes.Unauthenticated: policy.Doubtful, codes.PermissionDenied: policy.Doubtful,
+		codes.FailedPrecondition: policy.Doubtful, codes.Aborted: policy.Doubtful,
 	}
 	for c := range codes.Unauthenticated + 1 {
 		require.Equal(t, want[c], OfCode(c), c)

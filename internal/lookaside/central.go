@@ -18,6 +18,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/pause"
+	"github.com/warmpath/warmpath/internal/router/part"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -132,7 +133,7 @@ func (c *Central) request(
 ) *chooseRequest {
 	key := &warmpathv1.RequestKey{
 		RequestId: q.ID, Session: q.Session,
-		ParentSession: q.Parent(), SessionFinal: q.State().Final, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
+		ParentSession: q.Parent(), SessionFinal: part.OfRequest(q).Final, Model: q.Model, Adapter: q.Adapter, CacheSalt: q.CacheSalt,
 		PromptTokens: uint32(max(q.PromptTokens, 0)),
 	}
 	if q.Priority != 0 {
@@ -149,7 +150,7 @@ func (c *Central) request(
 	}
 	return &chooseRequest{
 		Deployment: c.deployment, Key: key, Mode: warmpathv1.PickMode_PICK_MODE_RESERVE, Attempt: rand.Uint64(),
-		Excluded: q.Exclude, Tried: q.State().Tried, LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
+		Excluded: q.Exclude, Tried: part.OfRequest(q).Tried, LeaseMs: uint32(lease.Milliseconds()), MaxFallbacks: 1,
 		WaitMs: uint32(wait.Milliseconds()), Traceparent: parent,
 	}
 }

@@ -11,7 +11,6 @@ import (
 	_ "github.com/warmpath/warmpath/internal/builtin"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
-	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -106,7 +105,7 @@ func TestOutcomesAreReported(t *testing.T) {
 		q.Pin = "c"
 		require.NoError(t, r.Reserve(t.Context(), q, b, router.How{NoWait: true}))
 		b.Release()
-		r.Complete(q, b.Decision, policy.Outcome{Err: errSilent, Sent: true, Fault: state.Failed})
+		r.Complete(q, b.Decision, policy.Outcome{Err: errSilent, Sent: true, Fault: policy.Failed})
 	}
 	want := &warmpathv1.OutcomeReport{Replicas: []*warmpathv1.ReplicaOutcomes{{Replica: 3, Failures: 5}}}
 	require.True(t, proto.Equal(want, w.view.outcomes()))

@@ -7,7 +7,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/router/state"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -151,7 +150,7 @@ func outcomeOf(o *policy.Outcome) *warmpathv1.Outcome {
 		return new(uint32(min(n, 1<<31)))
 	}
 	code := status.Code(o.Err)
-	if o.Err != nil && o.Fault == state.GivenUp {
+	if o.Err != nil && o.Fault == policy.GivenUp {
 		code = codes.Canceled // whatever the status is, it is no fault of the replica
 	}
 	return &warmpathv1.Outcome{

@@ -13,6 +13,7 @@ import (
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -412,7 +413,7 @@ func (v *view) outcomes() *warmpathv1.OutcomeReport {
 			o.Successes += uint32(c.Successes)
 			o.Failures += uint32(c.Failures)
 			o.Late += uint32(c.Late)
-			homes, spilled := rep.State().TakeHomes()
+			homes, spilled := part.OfReplica(rep).TakeHomes()
 			o.Homes, o.Spilled = o.Homes+homes, o.Spilled+spilled
 		}
 		if o.Successes+o.Failures+o.Late+o.Homes > 0 {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 
@@ -128,7 +129,7 @@ func TestHomes(t *testing.T) {
 	w.view.take(m, true)
 	weights := func(r *router.Router) (all []float64) {
 		for _, rep := range r.View().Replicas() {
-			all = append(all, math.Float64frombits(rep.State().HomeWeight.Load()))
+			all = append(all, math.Float64frombits(part.OfReplica(rep).HomeWeight.Load()))
 		}
 		return all
 	}
@@ -139,7 +140,7 @@ func TestHomes(t *testing.T) {
 	require.Equal(t, []float64{1.5, 0.5}, weights(r2))
 
 	for i, r := range []*router.Router{r, r2} {
-		r2 := r.View().ByID("r2").State()
+		r2 := part.OfReplica(r.View().ByID("r2"))
 		r2.Homes.Add(1)
 		r2.Spilled.Add(uint32(1 - i))
 	}
@@ -150,7 +151,7 @@ func TestHomes(t *testing.T) {
 
 	other := &warmpathv1.WatchReplicasResponse{Incarnation: "b", Fleet: snapshot(2)}
 	w.view.take(other, true)
-	weight := func() float64 { return math.Float64frombits(r.View().ByID("r2").State().HomeWeight.Load()) }
+	weight := func() float64 { return math.Float64frombits(part.OfReplica(r.View().ByID("r2")).HomeWeight.Load()) }
 	require.Equal(t, 0.5, weight())
 	w.view.take(&warmpathv1.WatchReplicasResponse{Homes: &warmpathv1.HomeUpdate{Replicas: []uint32{2}}}, false)
 	require.Equal(t, 1.0, weight(), "columns of unequal length")

@@ -122,7 +122,7 @@ func (d *Detector) End(a *Attempt) {
 // Ended judges a replica by the outcome of a call there; a nil mark is of a call that was not watched.
 func (d *Detector) Ended(r *Replica, mark *state.Mark, o *policy.Outcome) {
 	m := *cmp.Or(mark, new(state.Mark))
-	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == state.NoFault
+	answered := o.FirstMessage > 0 || o.Err == nil && o.Fault == policy.NoFault
 	switch {
 	case !d.Ejects(), m.Watched() && o.FirstMessage > 0: // Answered has judged it
 		return
@@ -138,30 +138,30 @@ func (d *Detector) Ended(r *Replica, mark *state.Mark, o *policy.Outcome) {
 	age := now.Sub(m.Picked)
 	m.Probe = m.Probe && !(m.Watched() && m.Picked.Before(r.since)) // else it was decided before its call ended
 	switch {
-	case answered, o.Fault == state.NoFault:
+	case answered, o.Fault == policy.NoFault:
 		r.answer(&m, now, answered) // a probe that ends so proves nothing: the next request is another
-	case o.Fault == state.Doubtful:
+	case o.Fault == policy.Doubtful:
 		r.answered, r.timely = now, false
 		r.doubt(1)
 		r.accuse(&m, now, 1, o.Fault)
-	case o.Fault == state.Failed:
+	case o.Fault == policy.Failed:
 		r.accuse(&m, now, 1, o.Fault)
 	case m.Watched() && r.overLimit(&m, age, now) > 0: // End has entered it
-	case o.Fault == state.Late,
-		m.Watched() && o.Fault == state.TimedOut && r.slow(&m, age, now):
-		r.accuse(&m, now, 1, state.Late)
+	case o.Fault == policy.Late,
+		m.Watched() && o.Fault == policy.TimedOut && r.slow(&m, age, now):
+		r.accuse(&m, now, 1, policy.Late)
 	}
 	r.judge(now)
 }
 
-// Outrun notes that another replica answered in time a call that was given up on this one as [state.Late]: one more
+// Outrun notes that another replica answered in time a call that was given up on this one as [policy.Late]: one more
 // piece of evidence.
 func (d *Detector) Outrun(r *Replica) {
 	now := d.now()
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if r.member && r.Suspected() {
-		r.accuse(&state.Mark{Picked: now}, now, 1, state.Late)
+		r.accuse(&state.Mark{Picked: now}, now, 1, policy.Late)
 		r.judge(now)
 	}
 }
@@ -192,7 +192,7 @@ func (r *Replica) overdue(a *Attempt, now time.Time) {
 	times := r.overLimit(&m, now.Sub(m.Picked), now)
 	if n := times - int(a.counted); n > 0 && !a.Picked.Before(r.since) { // else the state rests on it already
 		a.counted = int32(min(times, math.MaxInt32))
-		r.accuse(&m, now, n, state.Late)
+		r.accuse(&m, now, n, policy.Late)
 	}
 }
 

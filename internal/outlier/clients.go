@@ -4,6 +4,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -75,11 +76,11 @@ func (d *Detector) Add(r *Replica, principal string, c Counts, probe bool) {
 		r.answer(&m, now, true)
 	}
 	if c.Failures > 0 {
-		r.accuse(&m, now, c.Failures, state.Failed)
+		r.accuse(&m, now, c.Failures, policy.Failed)
 	}
 	if c.Late > 0 { // they were picked that long ago, at least
 		m.Picked = now.Add(-d.lateMin)
-		r.accuse(&m, now, c.Late, state.Late)
+		r.accuse(&m, now, c.Late, policy.Late)
 	}
 	r.judge(now)
 }

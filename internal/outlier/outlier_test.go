@@ -86,7 +86,7 @@ func (f *fleet) call(i int, principal string, fails bool) {
 	f.End(&a)
 	o := &policy.Outcome{Sent: true, FirstMessage: time.Millisecond}
 	if fails {
-		o = &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: state.Failed}
+		o = &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: policy.Failed}
 	}
 	f.Ended(r, &a.Mark, o)
 }
@@ -133,7 +133,7 @@ func TestProbeIsNotOlderThanItsState(t *testing.T) {
 	f.Begin(&a, r, state.AnswerMessage, 500, "", before)
 	require.True(t, a.Probe)
 	f.End(&a)
-	f.Ended(r, &a.Mark, &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: state.Failed})
+	f.Ended(r, &a.Mark, &policy.Outcome{Sent: true, Err: errors.New("it failed"), Fault: policy.Failed})
 	f.is(0, outlier.Ejected)
 }
 
@@ -427,7 +427,7 @@ func TestManyGoroutines(t *testing.T) {
 					d.Answered(&a)
 				}
 				d.End(&a)
-				d.Ended(r, &a.Mark, &policy.Outcome{Sent: true, Err: context.Canceled, Fault: state.Fault(rnd.IntN(5))})
+				d.Ended(r, &a.Mark, &policy.Outcome{Sent: true, Err: context.Canceled, Fault: policy.Fault(rnd.IntN(5))})
 				d.State(r)
 				d.Stats()
 			}
@@ -486,10 +486,10 @@ func TestReportedHealth(t *testing.T) {
 
 	f.SetServing(all[0].Replica, false)
 	for range 5 {
-		f.Ended(all[3].Replica, &state.Mark{Picked: f.now, Answer: 1}, &policy.Outcome{Sent: true, Fault: state.Failed, Err: context.Canceled})
+		f.Ended(all[3].Replica, &state.Mark{Picked: f.now, Answer: 1}, &policy.Outcome{Sent: true, Fault: policy.Failed, Err: context.Canceled})
 	}
 	is(all[3], outlier.Healthy, outlier.NoCause) // it is the only one that serves
 	f.SetServing(all[2].Replica, true)
-	f.Ended(all[3].Replica, &state.Mark{Picked: f.now, Answer: 1}, &policy.Outcome{Sent: true, Fault: state.Failed, Err: context.Canceled})
+	f.Ended(all[3].Replica, &state.Mark{Picked: f.now, Answer: 1}, &policy.Outcome{Sent: true, Fault: policy.Failed, Err: context.Canceled})
 	is(all[3], outlier.Ejected, outlier.CauseFault)
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -69,8 +70,8 @@ func (r *Replica) answer(m *state.Mark, now time.Time, timely bool) {
 }
 
 // accuse enters n pieces of evidence against a replica; judge follows. While a replica is out, only its probe counts.
-func (r *Replica) accuse(m *state.Mark, now time.Time, n int, f state.Fault) {
-	late := f == state.Late
+func (r *Replica) accuse(m *state.Mark, now time.Time, n int, f policy.Fault) {
+	late := f == policy.Late
 	failed := m.Probe && r.state == HalfOpen
 	if r.out() && !failed {
 		return
@@ -81,7 +82,7 @@ func (r *Replica) accuse(m *state.Mark, now time.Time, n int, f state.Fault) {
 	switch {
 	case late:
 		r.counts.Late += n
-	case f == state.Failed, failed:
+	case f == policy.Failed, failed:
 		r.counts.Failures += n
 	}
 	switch {
@@ -95,7 +96,7 @@ func (r *Replica) accuse(m *state.Mark, now time.Time, n int, f state.Fault) {
 		if !r.Suspected() || picked.Before(r.struck) {
 			r.struck = picked
 		}
-		r.late, r.doubtful = r.late || late, r.doubtful || f == state.Doubtful
+		r.late, r.doubtful = r.late || late, r.doubtful || f == policy.Doubtful
 		r.strike(n)
 	}
 }

@@ -63,10 +63,8 @@ func (s *Scorer) SetKey(key uint64) {
 func (s *Scorer) Score(r *policy.Replica) uint64 {
 	s.buf = append(s.buf[:8], r.ID...)
 	score := xxh3.HashSeed(s.buf, orderSeed)
-	if live := r.State(); live != nil {
-		if w := math.Float64frombits(live.HomeWeight.Load()); w != 0 && w != 1 {
-			score = uint64(min(math.Pow((float64(score>>11)+0.5)/(1<<53), 1/w), below1) * (1 << 64))
-		}
+	if w := r.HomeWeight(); w != 0 && w != 1 {
+		score = uint64(min(math.Pow((float64(score>>11)+0.5)/(1<<53), 1/w), below1) * (1 << 64))
 	}
 	return score
 }

@@ -39,7 +39,7 @@ type schemaField struct {
 	number int32
 }
 
-func part(s string) (num int32, name string, index int, key string, isMap bool) {
+func segment(s string) (num int32, name string, index int, key string, isMap bool) {
 	index = -1
 	if s, key, isMap = strings.Cut(s, "["); isMap {
 		key = strings.TrimSuffix(key, "]")
@@ -62,7 +62,7 @@ func part(s string) (num int32, name string, index int, key string, isMap bool) 
 }
 
 func (s *schema) add(path []string, value any) {
-	num, name, index, _, isMap := part(path[0])
+	num, name, index, _, isMap := segment(path[0])
 	f := s.fields[num]
 	if f == nil {
 		f = &schemaField{name: name, number: num, isMap: isMap, list: index >= 0}
@@ -161,7 +161,7 @@ func build(t testing.TB, oneof []int32, fields ...pv) *dynamicpb.Message {
 }
 
 func assign(m protoreflect.Message, path []string, value any) {
-	num, _, index, key, isMap := part(path[0])
+	num, _, index, key, isMap := segment(path[0])
 	fd := m.Descriptor().Fields().ByNumber(protoreflect.FieldNumber(num))
 	switch {
 	case isMap && len(path) == 1:

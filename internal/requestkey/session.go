@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // SessionKeys finds the session in metadata: the first name that has a value wins, of those that are configured, and
@@ -84,7 +85,7 @@ func (k *SessionKeys) agent(headers func(name string) []string, q *policy.Reques
 		}
 		q.Session = Session(id)
 		q.SetParent(parent)
-		q.State().Final = slices.Contains([]string{"true", "1"}, strings.ToLower(get(a.final)))
+		part.OfRequest(q).Final = slices.Contains([]string{"true", "1"}, strings.ToLower(get(a.final)))
 		return
 	}
 }

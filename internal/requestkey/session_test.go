@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -52,7 +53,7 @@ func TestAgentKeys(t *testing.T) {
 			for _, q := range []*policy.Request{&q, &in} {
 				require.Equal(t, tt.session, q.Session)
 				require.Equal(t, tt.parent, q.Parent())
-				require.Equal(t, tt.final, q.State().Final)
+				require.Equal(t, tt.final, part.OfRequest(q).Final)
 			}
 		})
 	}

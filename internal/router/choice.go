@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -25,7 +26,7 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 	if b.held.Load() {
 		return ErrHeld
 	}
-	all, s := r.view.Load(), q.State()
+	all, s := r.view.Load(), part.OfRequest(q)
 	var x *legs // nil = the request is served whole
 	if s.Legs != nil {
 		x = legsOf(q)
@@ -71,7 +72,7 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 	}
 	work := 0.0
 	if x != nil && x.two() {
-		x.prefill.Decision.State().Prefill = &x.Legs
+		part.OfDecision(&x.prefill.Decision).Prefill = &x.Legs
 		work = r.charged(&x.request, x.view, x.prefill, 0, now)
 	}
 	r.charged(q, v, b, work, now)
@@ -81,18 +82,21 @@ func (r *Router) choose(q *policy.Request, b *Reservation, a *Assigned, now time
 // ask calls the policy and corrects it.
 func (c choice) ask() error {
 	q, v, d := c.q, c.v, c.d
-	if c.p.Preview != nil && q.State().Query {
+	if c.p.Preview != nil && part.OfRequest(q).Query {
 		*d = c.p.Preview(q, v)
 	} else {
 		*d = c.p.Choose(q, v)
-		d.State().Chosen = c.p.Observer.Withdrawn != nil && d.Replica != nil && !q.State().Plain
+		part.OfDecision(d).Chosen = c.p.Observer.Withdrawn != nil && d.Replica != nil && !part.OfRequest(q).Plain
 	}
 	if d.Replica != nil && v.has(d.Replica) && v.Available(q, d.Replica) {
 		return nil
 	}
+	if d.Replica == nil {
+		return c.correct()
+	}
 	picked := *d
 	err := c.correct()
-	if picked.Replica != nil && (err != nil || d.Replica.ID != picked.Replica.ID) {
+	if err != nil || d.Replica.ID != picked.Replica.ID {
 		c.corrected(&picked)
 	}
 	return err
@@ -116,7 +120,7 @@ func (c choice) corrected(picked *policy.Decision) {
 // where no other could ever serve the request, those that report that they drain, and then those that are ejected. These
 // are no resort while another is being connected for the first time.
 func (c choice) resort() (err error) {
-	s := c.q.State()
+	s := part.OfRequest(c.q)
 	defer func() { s.Resort = state.NoResort }()
 	for s.Resort = state.SlowStarters; s.Resort <= state.Ejected; s.Resort++ {
 		if s.Resort == state.Ejected && c.v.coming(c.q) {
@@ -136,9 +140,9 @@ func (c choice) pinned() error {
 	if rep == nil {
 		rep = r.view.Load().byID(q.Pin)
 	}
-	ok := rep != nil && !rep.Draining && !excluded(q, rep)
+	ok := rep != nil && !rep.Draining && !excluded(q, part.OfRequest(q), rep)
 	err := c.take(rep, ok, policy.To(rep, policy.ReasonPinned))
-	if err == nil && r.own.Routed != nil && !q.State().Plain {
+	if err == nil && r.own.Routed != nil && !part.OfRequest(q).Plain {
 		c.d.MatchedTokens = matched(&r.opts.Policy, q, c.v, rep)
 	}
 	return err
@@ -147,11 +151,12 @@ func (c choice) pinned() error {
 // assigned takes the replica that a look-aside server decided on. The server decides which sessions a draining one
 // still serves.
 func (c choice) assigned(a *Assigned) error {
-	rep := c.v.byID(a.Replica)
+	rep, ok := c.v.byID(a.Replica), false
 	if rep != nil {
-		c.q.State().Keeper = rep.State()
+		l, s := liveOf(rep), part.OfRequest(c.q)
+		s.Keeper = &l.Replica
+		ok = usable(c.q, s, rep, &l.Replica) && c.r.outliers.AdmitsAssigned(l.outlier)
 	}
-	ok := rep != nil && c.v.usable(c.q, rep) && c.r.outliers.AdmitsAssigned(liveOf(rep).outlier)
 	return c.take(rep, ok, a.Decision)
 }
 
@@ -213,7 +218,7 @@ func (c choice) correct() error {
 // wait fills in what a request waits for that takes any replica: all are full that may serve it. Those that drain for
 // others are no replicas that any request takes.
 func (c choice) wait() error {
-	q, v := c.q, c.v
+	q, v, s := c.q, c.v, part.OfRequest(c.q)
 	may := 0
 	for _, rep := range v.connected {
 		if v.Allowed(q, rep) {
@@ -223,7 +228,7 @@ func (c choice) wait() error {
 	switch {
 	case may == 0:
 		return c.unserved()
-	case may == v.open() && q.State().Keeper == nil && q.State().Resort < state.Leavers:
+	case may == v.open() && s.Keeper == nil && s.Resort < state.Leavers:
 		return ErrFull
 	}
 	for _, rep := range v.connected {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -75,7 +76,7 @@ func TestSessionEnds(t *testing.T) {
 	w := drainingFleet(t, 10*time.Second)
 	final := func(session string) string {
 		q := policy.Request{Session: session}
-		q.State().Final = true
+		part.OfRequest(&q).Final = true
 		b := pick(w.t, w.Router, &q)
 		b.Release()
 		return b.Decision.Replica.ID

@@ -10,6 +10,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -43,7 +44,7 @@ func newLive() *live {
 }
 
 // liveOf returns the live part of a replica of a Router.
-func liveOf(r *policy.Replica) *live { return r.State().Owner.(*live) }
+func liveOf(r *policy.Replica) *live { return part.OfReplica(r).Owner.(*live) }
 
 // bounded returns n, where it bounds anything.
 func bounded(n int) int64 {
@@ -219,7 +220,7 @@ func (f *Fleet) replica(old *policy.Replica, m *Member, index int) *policy.Repli
 		l = newLive()
 		f.known[m.ID] = l
 	}
-	rep := policy.NewReplica(m.Attributes, index, m.Host, &l.Replica)
+	rep := part.NewReplica(m.Attributes, index, m.Host, &l.Replica)
 	r.outliers.Join(l.outlier, m.Role)
 	rep.Models, rep.Adapters = slices.Clone(m.Models), slices.Clone(m.Adapters)
 	rep.Stats = maps.Clone(m.Stats)
@@ -386,7 +387,7 @@ func (s *sessions) note(q *policy.Request, l *live) {
 	hash := state.SessionHash(q.Session)
 	slot := s.slot(hash)
 	switch now := hash ^ l.number; {
-	case q.State().Final:
+	case part.OfRequest(q).Final:
 		slot.Store(0)
 	case slot.Load() != now:
 		slot.Store(now)
@@ -415,7 +416,7 @@ func (f *Fleet) keeper(q *policy.Request, v *view) *state.Replica {
 	for _, rep := range v.leaving {
 		l := liveOf(rep)
 		if at == hash^l.number && f.router.opts.Now().Sub(l.drains) < f.router.opts.DrainGrace {
-			return rep.State()
+			return part.OfReplica(rep)
 		}
 	}
 	return nil

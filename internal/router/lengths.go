@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // A lengths is how many bytes of text a token is, by model, as the engines' usage shows. Until a model is measured it is
@@ -34,7 +35,7 @@ const (
 
 // count sets the length of a prompt of text in tokens, once for a request, unless the host knows the length.
 func (l *lengths) count(q *policy.Request) {
-	s, p := q.State(), &q.Prompt
+	s, p := part.OfRequest(q), &q.Prompt
 	switch {
 	case s.TextBytes > 0:
 		return
@@ -54,7 +55,7 @@ func (l *lengths) count(q *policy.Request) {
 
 // learn takes in how many tokens an engine counted in the prompt of a request.
 func (l *lengths) learn(q *policy.Request, u policy.Usage) {
-	bytes := q.State().TextBytes
+	bytes := part.OfRequest(q).TextBytes
 	if bytes == 0 || u.PromptTokens <= 0 {
 		return
 	}
@@ -85,7 +86,7 @@ func Used(q *policy.Request, d *policy.Decision, u policy.Usage) (prompt, predic
 	}
 	predicted, prompt = uint64(max(d.MatchedTokens, 0)), uint64(max(q.PromptTokens, 0))
 	if u.PromptTokens > 0 {
-		if q.State().TextBytes > 0 && prompt > 0 {
+		if part.OfRequest(q).TextBytes > 0 && prompt > 0 {
 			predicted = predicted * uint64(u.PromptTokens) / prompt
 		}
 		prompt = uint64(u.PromptTokens)

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -65,7 +66,7 @@ func (m *model) capacity(mem Member) int {
 func (m *model) reserved(c *call) {
 	d := c.b.Decision
 	c.w, c.id = nil, d.Replica.ID
-	c.charged = min(max(c.q.PromptTokens-max(d.MatchedTokens, int(d.State().Expected)), 0), state.MaxPrefill)
+	c.charged = min(max(c.q.PromptTokens-max(d.MatchedTokens, d.ExpectedTokens), 0), state.MaxPrefill)
 	m.picks[c.id]++
 	if !slices.Contains(m.live, c) {
 		m.live = append(m.live, c)
@@ -75,7 +76,7 @@ func (m *model) reserved(c *call) {
 	require.Same(m.t, m.r.View().ByID(c.id), d.Replica, "picked a stale replica")
 	require.True(m.t, m.connected[c.id], "picked a replica that is not connected")
 	require.True(m.t, m.allowed(c.q, *mem), "picked a replica that the request must not use")
-	if c.q.State().Attempt > 0 && d.Reason != policy.ReasonQueued {
+	if part.OfRequest(c.q).Attempt > 0 && d.Reason != policy.ReasonQueued {
 		require.Equal(m.t, policy.ReasonRetry, d.Reason)
 	}
 	require.NotContains(m.t, []policy.Reason{policy.ReasonRetry, policy.ReasonQueued}, d.Rule)

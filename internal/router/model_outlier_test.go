@@ -12,6 +12,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -173,7 +174,7 @@ func (m *healthModel) change() {
 }
 
 func (m *healthModel) arrive() {
-	p := &healthCall{q: &policy.Request{Answer: state.Answer(m.rnd.IntN(3)), Session: "sessions"[:m.rnd.IntN(8)], PromptTokens: m.rnd.IntN(3000)}, b: new(Reservation)}
+	p := &healthCall{q: answering(state.Answer(m.rnd.IntN(3)), policy.Request{Session: "sessions"[:m.rnd.IntN(8)], PromptTokens: m.rnd.IntN(3000)}), b: new(Reservation)}
 	if m.chance(15) {
 		p.q.Exclude = []string{m.some(), m.some(), m.some()}
 	}
@@ -196,7 +197,7 @@ func (m *healthModel) arrive() {
 
 // may reports whether a replica may serve the request at all, whatever its health and its room.
 func (m *healthModel) may(q *policy.Request, rep *policy.Replica) bool {
-	return rep.Connected() && (!rep.Drains() || q.State().Keeper == rep.State() && q.Pin == "" || q.Pin != "" && !rep.Draining) && !excluded(q, rep) && (q.Pin == "" || q.Pin == rep.ID)
+	return rep.Connected() && (!rep.Drains() || part.OfRequest(q).Keeper == part.OfReplica(rep) && q.Pin == "" || q.Pin != "" && !rep.Draining) && !excluded(q, part.OfRequest(q), rep) && (q.Pin == "" || q.Pin == rep.ID)
 }
 
 // picked checks a pick, just after it was made.
@@ -204,7 +205,7 @@ func (m *healthModel) picked(p *healthCall) {
 	rep := p.b.Decision.Replica
 	state, _ := m.r.Outliers().State(m.r.Outlier(rep))
 	if !m.may(p.q, rep) {
-		require.True(m, rep.Drains() && !rep.Draining && rep.Connected() && !excluded(p.q, rep))
+		require.True(m, rep.Drains() && !rep.Draining && rep.Connected() && !excluded(p.q, part.OfRequest(p.q), rep))
 		for _, other := range m.r.View().Connected() {
 			require.False(m, m.may(p.q, other) && !m.out(other), "%s drains, and %s does not", rep.ID, other.ID)
 		}
@@ -270,9 +271,9 @@ func (m *healthModel) end() {
 	case hangs && m.chance(70):
 		return
 	case hangs:
-		o.Err, o.Fault = errFault, []state.Fault{state.TimedOut, state.GivenUp, state.Late}[m.rnd.IntN(3)]
+		o.Err, o.Fault = errFault, []policy.Fault{policy.TimedOut, policy.GivenUp, policy.Late}[m.rnd.IntN(3)]
 	case fails:
-		o.Err, o.Fault = errFault, state.Failed
+		o.Err, o.Fault = errFault, policy.Failed
 	case m.chance(5):
 		o.Err = errFault
 	default:
@@ -342,7 +343,7 @@ func (m *healthModel) finish() {
 		for _, rep := range m.r.View().Replicas() {
 			m.r.Fleet.SetConnected(rep.ID, false)
 			m.r.Fleet.SetConnected(rep.ID, true)
-			q := &policy.Request{Pin: rep.ID, Answer: state.AnswerMessage}
+			q := answering(state.AnswerMessage, policy.Request{Pin: rep.ID})
 			m.r.Health.Look()
 			b := pick(m, m.r, q)
 			took := b.Answered()

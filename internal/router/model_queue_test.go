@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -112,11 +113,11 @@ func (m *model) checkQueue() {
 	for i, w := range all {
 		require.True(t, i == 0 || served(all[i-1], w) < 0, "the queue is out of order")
 		require.Equal(t, i, all.place(w))
-		came := w.q.State().Came
+		came := part.OfRequest(w.q).Came
 		require.False(t, came.After(r.queue.came))
 		require.Equal(t, came.Add(-time.Duration(w.q.Priority)*10*time.Second), w.due)
 		for _, o := range all {
-			require.True(t, o.seq <= w.seq || !o.q.State().Came.Before(came), "came is not in the order of the numbers")
+			require.True(t, o.seq <= w.seq || !part.OfRequest(o.q).Came.Before(came), "came is not in the order of the numbers")
 		}
 		if w.stands && w.wants == nil {
 			standing = append(standing, w)

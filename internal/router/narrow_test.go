@@ -10,12 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // naiveNext is Next without sets: the list of excluded replicas grows, and each replica is looked up in it.
 func naiveNext(r *Router, q *policy.Request, reserved *policy.Replica, n int) (ids []string) {
 	c := *q
-	c.State().Sets = nil
+	part.OfRequest(&c).Sets = nil
 	c.Exclude = append(slices.Clone(q.Exclude), reserved.ID)
 	for range n {
 		r.mu.Lock()
@@ -92,8 +93,8 @@ func TestLongListsGiveTheSameReplicas(t *testing.T) {
 			require.Equal(t, fresh.Exclude, q.Exclude)
 			for _, v := range []policy.View{old, r.View()} {
 				for _, x := range v.Replicas() {
-					require.Equal(t, slices.Contains(q.Exclude, x.ID), excluded(q, x), "seed %d", seed)
-					require.Equal(t, slices.Contains(q.State().Tried, x.ID), q.Tried(x), "seed %d", seed)
+					require.Equal(t, slices.Contains(q.Exclude, x.ID), excluded(q, part.OfRequest(q), x), "seed %d", seed)
+					require.Equal(t, slices.Contains(part.OfRequest(q).Tried, x.ID), q.Tried(x), "seed %d", seed)
 				}
 			}
 		}
@@ -106,9 +107,9 @@ func TestLongListsGiveTheSameReplicas(t *testing.T) {
 // A choice does not search long lists: they are empty during it.
 func TestLongListsAreNotSearched(t *testing.T) {
 	hidden := func(q *policy.Request, v policy.View) policy.Decision {
-		excluded, tried := q.Exclude, q.State().Tried
-		q.Exclude, q.State().Tried = make([]string, len(excluded)), make([]string, len(tried))
-		defer func() { q.Exclude, q.State().Tried = excluded, tried }()
+		excluded, tried := q.Exclude, part.OfRequest(q).Tried
+		q.Exclude, part.OfRequest(q).Tried = make([]string, len(excluded)), make([]string, len(tried))
+		defer func() { q.Exclude, part.OfRequest(q).Tried = excluded, tried }()
 		return leastLoaded(q, v)
 	}
 	q := new(policy.Request)
@@ -185,8 +186,8 @@ func TestSettle(t *testing.T) {
 	require.Len(t, completed, 2, "the policy and its shadow")
 	for _, q := range completed {
 		require.Empty(t, q.Exclude)
-		require.Empty(t, q.State().Tried)
-		require.Nil(t, q.State().Sets)
+		require.Empty(t, part.OfRequest(q).Tried)
+		require.Nil(t, part.OfRequest(q).Sets)
 		require.Equal(t, 10, q.Attempt())
 	}
 }

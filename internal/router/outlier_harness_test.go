@@ -7,6 +7,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -39,13 +40,13 @@ func (w *harness) pass(d time.Duration) { w.now = w.now.Add(d) }
 
 // send picks, on this replica if one is named.
 func (w *harness) send(on string) (*policy.Request, *Reservation) {
-	q := &policy.Request{Answer: state.AnswerMessage, Pin: on}
+	q := answering(state.AnswerMessage, policy.Request{Pin: on})
 	return q, pick(w.t, w.Router, q)
 }
 
 // fail lets one call on a replica fail.
 func (w *harness) fail(on string) {
-	w.end(on, policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed})
+	w.end(on, policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed})
 }
 
 func (w *harness) end(on string, o policy.Outcome) {
@@ -104,4 +105,10 @@ func (w *harness) warm(took time.Duration) {
 			w.serve(rep.ID, took)
 		}
 	}
+}
+
+// answering returns the request, whose host learns in this way that the replica has answered.
+func answering(how state.Answer, q policy.Request) *policy.Request {
+	part.OfRequest(&q).Answer = how
+	return &q
 }

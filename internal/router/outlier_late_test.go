@@ -87,14 +87,14 @@ func TestProbeThatHangs(t *testing.T) {
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	w.pass(20*time.Second + round)
 	require.True(t, open())
-	q := &policy.Request{Answer: state.AnswerMessage, Exclude: []string{"r1", "r2"}}
+	q := answering(state.AnswerMessage, policy.Request{Exclude: []string{"r1", "r2"}})
 	b := pick(t, w.Router, q)
 	require.True(t, b.Decision.Probe())
 	require.False(t, open())
 
 	// The outcome of the first probe does not count for the second.
 	h.Release()
-	w.Complete(hung, h.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.TimedOut, Usage: policy.NoUsage})
+	w.Complete(hung, h.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.TimedOut, Usage: policy.NoUsage})
 	require.Equal(t, outlier.HalfOpen, w.condition("r0"))
 	w.finish(q, b)
 	require.Equal(t, outlier.SlowStart, w.condition("r0"))
@@ -136,7 +136,7 @@ func TestUnseenProbeThatHangs(t *testing.T) {
 			w.finish(q, b)
 			require.Equal(t, outlier.SlowStart, w.condition("r0"))
 			b2.Release()
-			w.Complete(q2, b2.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
+			w.Complete(q2, b2.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
 			require.Equal(t, outlier.SlowStart, w.condition("r0"))
 		})
 	}
@@ -151,7 +151,7 @@ func TestDeadlinesShorterThanLate(t *testing.T) {
 		w.serve("r1", 200*time.Millisecond)
 		w.pass(time.Second)
 		b.Release()
-		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.TimedOut, Usage: policy.NoUsage})
+		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.TimedOut, Usage: policy.NoUsage})
 	}
 	require.Equal(t, outlier.Ejected, w.condition("r0"))
 	for range 50 { // waits that are too short do not count
@@ -159,7 +159,7 @@ func TestDeadlinesShorterThanLate(t *testing.T) {
 		w.serve("r1", 200*time.Millisecond)
 		w.pass(100 * time.Millisecond)
 		b.Release()
-		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.TimedOut, Usage: policy.NoUsage})
+		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.TimedOut, Usage: policy.NoUsage})
 	}
 	require.Equal(t, outlier.Healthy, w.condition("r2"))
 }
@@ -264,7 +264,7 @@ func TestSlowReplica(t *testing.T) {
 func TestLongPromptsAreNotLate(t *testing.T) {
 	w := newHarness(t, 4)
 	ask := func(on string, tokens int) (*policy.Request, *Reservation) {
-		q := &policy.Request{Answer: state.AnswerMessage, Pin: on, PromptTokens: tokens}
+		q := answering(state.AnswerMessage, policy.Request{Pin: on, PromptTokens: tokens})
 		return q, pick(t, w.Router, q)
 	}
 	for i := range 200 {

@@ -20,7 +20,7 @@ func TestWaitWhileEjected(t *testing.T) {
 		w.fail("r0")
 	}
 	_, full := w.send("r1")
-	waiter := enqueue(t, w.Router, &policy.Request{Answer: state.AnswerMessage})
+	waiter := enqueue(t, w.Router, answering(state.AnswerMessage, policy.Request{}))
 	require.Equal(t, []*policy.Replica{w.View().ByID("r1")}, waiter.b.Decision.WaitFor)
 	w.pass(11 * time.Second)
 	w.Health.Look()
@@ -33,7 +33,7 @@ func TestWaitWhileEjected(t *testing.T) {
 func TestWatchedPickDoesNotAllocate(t *testing.T) {
 	w := newHarness(t, 8)
 	w.warm(time.Millisecond)
-	q, b := &policy.Request{Answer: state.AnswerMessage}, new(Reservation)
+	q, b := answering(state.AnswerMessage, policy.Request{}), new(Reservation)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		_ = w.Reserve(t.Context(), q, b, How{NoWait: true})
 		took := b.Answered()
@@ -48,7 +48,7 @@ func BenchmarkWatched(b *testing.B) {
 	for name, answer := range map[string]state.Answer{"unseen": state.AnswerUnseen, "message": state.AnswerMessage} {
 		b.Run(name, func(b *testing.B) {
 			r := connected(b, Options{Policy: bySession(), Ejection: new(policy.Ejection), DrainGrace: time.Minute}, members(8)...)
-			q, bk := &policy.Request{Answer: answer, Session: "session"}, new(Reservation)
+			q, bk := answering(answer, policy.Request{Session: "session"}), new(Reservation)
 			b.ReportAllocs()
 			for b.Loop() {
 				_ = r.Reserve(b.Context(), q, bk, How{NoWait: true})
@@ -82,7 +82,7 @@ func TestWaitersAreServedByTime(t *testing.T) {
 		queued := w.Queued()
 		go func() {
 			b := new(Reservation)
-			if w.Reserve(t.Context(), &policy.Request{Answer: state.AnswerMessage}, b, How{}) == nil {
+			if w.Reserve(t.Context(), answering(state.AnswerMessage, policy.Request{}), b, How{}) == nil {
 				served <- b
 			}
 		}()
@@ -116,7 +116,7 @@ func fullHarness(t *testing.T, n int) (w *harness, choices *int) {
 		w.send("")
 	}
 	for range 100 {
-		q := &policy.Request{Answer: state.AnswerMessage}
+		q := answering(state.AnswerMessage, policy.Request{})
 		require.ErrorIs(t, w.Reserve(t.Context(), q, new(Reservation), How{Ticket: new(Ticket)}), ErrQueued)
 	}
 	*choices = 0
@@ -125,7 +125,7 @@ func fullHarness(t *testing.T, n int) (w *harness, choices *int) {
 
 // eject lets outlier detection eject a replica, which the Router has not seen yet.
 func (w *harness) eject(id string) {
-	o := &policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed}
+	o := &policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed}
 	for range 5 {
 		w.Outliers().Ended(w.Outlier(w.View().ByID(id)), &state.Mark{Picked: w.now}, o)
 	}

@@ -92,7 +92,7 @@ func TestSlowStartLeavesTheQueueAlone(t *testing.T) {
 		_, last = w.send("")
 	}
 	for range 100 {
-		q := &policy.Request{Answer: state.AnswerMessage}
+		q := answering(state.AnswerMessage, policy.Request{})
 		require.ErrorIs(t, w.Reserve(t.Context(), q, new(Reservation), How{Ticket: new(Ticket)}), ErrQueued)
 	}
 	choices = 0

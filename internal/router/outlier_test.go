@@ -35,10 +35,10 @@ func TestEjectAfterFailuresInARow(t *testing.T) {
 func TestOutcomesThatDoNotEject(t *testing.T) {
 	for name, o := range map[string]policy.Outcome{
 		"its own status": {Err: errFault, Sent: true},
-		"not sent":       {Err: errFault, Fault: state.Failed},
-		"cancelled":      {Err: errFault, Sent: true, Fault: state.GivenUp},
-		"a deadline, before any answer time was learned": {Err: errFault, Sent: true, Fault: state.TimedOut},
-		"after the first message":                        {Err: errFault, Sent: true, Fault: state.Failed, FirstMessage: 1},
+		"not sent":       {Err: errFault, Fault: policy.Failed},
+		"cancelled":      {Err: errFault, Sent: true, Fault: policy.GivenUp},
+		"a deadline, before any answer time was learned": {Err: errFault, Sent: true, Fault: policy.TimedOut},
+		"after the first message":                        {Err: errFault, Sent: true, Fault: policy.Failed, FirstMessage: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newHarness(t, 4)
@@ -68,14 +68,14 @@ func TestProbe(t *testing.T) {
 		q, b := w.probe("r0")
 		require.Zero(t, w.picked(100)["r0"], "one at a time")
 		b.Release()
-		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.Failed, Usage: policy.NoUsage})
+		w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.Failed, Usage: policy.NoUsage})
 		require.Equal(t, outlier.Ejected, w.condition("r0"))
 		length *= 2
 	}
 	w.pass(length + round)
 	q, b := w.probe("r0") // has no outcome
 	b.Release()
-	w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: state.GivenUp, Usage: policy.NoUsage})
+	w.Complete(q, b.Decision, policy.Outcome{Err: errFault, Sent: true, Fault: policy.GivenUp, Usage: policy.NoUsage})
 	q, b = w.probe("r0")
 	w.finish(q, b)
 	require.Equal(t, outlier.SlowStart, w.condition("r0"))
@@ -102,7 +102,7 @@ func TestProbeOfALongStream(t *testing.T) {
 				w.Health.Look()
 				require.Equal(t, outlier.HalfOpen, w.condition("r0"))
 				require.True(t, w.View().Available(new(policy.Request), r0))
-				b := pick(t, w.Router, &policy.Request{Answer: answer, Exclude: []string{"r1", "r2"}})
+				b := pick(t, w.Router, answering(answer, policy.Request{Exclude: []string{"r1", "r2"}}))
 				require.False(t, w.View().Available(new(policy.Request), r0), "one at a time")
 				b.Answered()
 				require.Equal(t, outlier.SlowStart, w.condition("r0"))
@@ -181,7 +181,7 @@ func TestAssignedIsTrusted(t *testing.T) {
 	_, b := w.send("r0")
 	b.Refused(load.Report{Ongoing: 4, QueuedTokens: -1})
 	assigned := func(id string) error {
-		return w.Reserve(t.Context(), &policy.Request{Answer: state.AnswerMessage}, new(Reservation), How{Assigned: &Assigned{Replica: id}})
+		return w.Reserve(t.Context(), answering(state.AnswerMessage, policy.Request{}), new(Reservation), How{Assigned: &Assigned{Replica: id}})
 	}
 	require.ErrorIs(t, assigned("r0"), ErrFull)
 	w.pass(firstHold)
@@ -217,7 +217,7 @@ func TestProbeThatProvesNothing(t *testing.T) {
 			w.pass(time.Hour)
 			w.Health.Look()
 			only := func() (*policy.Request, *Reservation) {
-				q := &policy.Request{Answer: answer, Exclude: []string{"r1", "r2"}}
+				q := answering(answer, policy.Request{Exclude: []string{"r1", "r2"}})
 				b := pick(t, w.Router, q)
 				require.True(t, b.Decision.Probe())
 				return q, b

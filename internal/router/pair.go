@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -38,14 +39,14 @@ type legs struct {
 }
 
 // legsOf returns the legs of a request that has some.
-func legsOf(q *policy.Request) *legs { return q.State().Legs.Owner.(*legs) }
+func legsOf(q *policy.Request) *legs { return part.OfRequest(q).Legs.Owner.(*legs) }
 
 // two reports whether the request was split: both legs are reserved.
 func (x *legs) two() bool { return x.prefill != nil && x.prefill.Decision.Replica != nil }
 
 // split gives a request its legs, if replicas have roles. Those of an earlier attempt may still be in use.
 func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
-	r, s, l, p, v := f.router, q.State(), how.Legs, f.policy.Load(), f.router.view.Load()
+	r, s, l, p, v := f.router, part.OfRequest(q), how.Legs, f.policy.Load(), f.router.view.Load()
 	whole := v.prefill == nil || p == nil || q.Pin != ""
 	if whole && l.Prefill != nil {
 		l.Prefill.Decision = policy.Decision{}
@@ -65,7 +66,7 @@ func (f *prefiller) split(ctx context.Context, q *policy.Request, how *How) {
 	}
 	x.prefill, x.observer, x.request = l.Prefill, &p.Observer, *q
 	x.request.Prepared, x.request.Prompt = nil, policy.Prompt{}
-	*x.request.State() = state.Request{
+	*part.OfRequest(&x.request) = state.Request{
 		Origin: s.Origin, Attempt: s.Attempt, Tried: s.Tried, Query: how.Query, Legs: &x.Legs,
 	}
 	if (assigned == nil || s.Prepared == r.number) && r.Rollout.Decides(q) {
@@ -83,7 +84,7 @@ func (x *legs) begin(v *view) error {
 		return ErrHeld
 	}
 	x.prefill.Decision, x.view = policy.Decision{}, v.prefilling()
-	leg := x.request.State()
+	leg := part.OfRequest(&x.request)
 	leg.AnyModel, leg.Plain = x.view.anyModel(&x.request), !v.router.Rollout.Decides(&x.request)
 	return nil
 }
@@ -111,7 +112,7 @@ func (c choice) leg(x *legs) choice {
 // the decode leg. What no replica serves whole waits for room for the legs, or takes replicas that are passed over as
 // long as there are others.
 func (c choice) pair(x *legs, err error) error {
-	s, leg, only := c.q.State(), x.request.State(), err != nil && err != ErrFull
+	s, leg, only := part.OfRequest(c.q), part.OfRequest(&x.request), err != nil && err != ErrFull
 	defer func() { x.Pairs, x.Leg, s.Resort, leg.Resort = nil, false, state.NoResort, state.NoResort }()
 	for err == nil && s.Resort < state.Ejected && !c.v.Allowed(c.q, c.d.Replica) { // what it takes whole, its legs may take
 		s.Resort++
@@ -172,7 +173,7 @@ func (c choice) waitForLegs(x *legs) error {
 
 // prefills chooses the prefill leg: by load alone, where a rollout keeps the request from the policy.
 func (c choice) prefills() error {
-	if c.q.State().Plain {
+	if part.OfRequest(c.q).Plain {
 		return c.correct()
 	}
 	return c.ask()
@@ -189,7 +190,7 @@ func (c choice) assignedLegs(x *legs, a *Assigned) (err error) {
 			x.prefill.Decision = policy.Decision{}
 		}
 	}
-	c.d.State().Decode = from != nil
+	part.OfDecision(c.d).Decode = from != nil
 	return err
 }
 
@@ -223,7 +224,7 @@ func (c choice) decode(x *legs, from *policy.Replica) policy.Decision {
 		return best
 	})
 	d := policy.To(rep, policy.ReasonDecode)
-	d.MatchedTokens, d.State().Decode = c.q.PromptTokens, true
+	d.MatchedTokens, part.OfDecision(&d).Decode = c.q.PromptTokens, true
 	return d
 }
 
@@ -253,10 +254,10 @@ func (c choice) splits(p choice) bool {
 // tokens, for the request itself and for each that they delay there.
 func (c choice) cost() float64 {
 	_, peers := c.d.Replica.PeerLoad()
-	delayed := float64(c.d.Replica.State().UnderWay())
+	delayed := float64(part.OfReplica(c.d.Replica).UnderWay())
 	return (float64(peers) + float64(c.d.Replica.QueuedTokens()) + c.uncached()*(1+delayed)) / c.d.Replica.Rate()
 }
 
 func (c choice) uncached() float64 {
-	return float64(max(c.q.PromptTokens-max(c.d.MatchedTokens, int(c.d.State().Expected)), 0))
+	return float64(max(c.q.PromptTokens-max(c.d.MatchedTokens, c.d.ExpectedTokens), 0))
 }

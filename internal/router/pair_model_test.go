@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // Random lives of requests over random fleets with roles leave nothing behind, and no leg is ever reserved alone.
@@ -80,7 +81,7 @@ func TestLegsModel(t *testing.T) {
 				case nil:
 					require.True(t, l.b.Held())
 					require.Equal(t, l.pre.Decision.Replica != nil, l.pre.Held(), "seed %d", seed)
-					require.Equal(t, l.pre.Held(), l.b.Decision.State().Decode)
+					require.Equal(t, l.pre.Held(), part.OfDecision(&l.b.Decision).Decode)
 					if d := l.pre.Decision.Replica; d != nil {
 						require.Equal(t, d.Pair, l.b.Decision.Replica.Pair)
 						require.NotEqual(t, policy.RoleDecode, d.Role)

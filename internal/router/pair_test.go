@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 func role(name string) func(*Member)  { return func(m *Member) { m.Role = name } }
@@ -43,7 +44,7 @@ func legsAt(t testing.TB, r *Router, q *policy.Request) (prefill, decode string,
 func idle(t testing.TB, r *Router) {
 	t.Helper()
 	for _, rep := range r.View().Replicas() {
-		require.Zero(t, rep.State().Book.Load(), rep.ID)
+		require.Zero(t, part.OfReplica(rep).Book.Load(), rep.ID)
 	}
 }
 

@@ -114,7 +114,7 @@ func TestWithdraw(t *testing.T) {
 	now := time.Unix(1000, 0)
 	r := connected(t, Options{Ejection: &policy.Ejection{Failures: 1, SlowStart: -1}, Now: func() time.Time { return now }}, members(2)...)
 	for range 5 {
-		q := &policy.Request{Answer: state.AnswerWhole}
+		q := answering(state.AnswerWhole, policy.Request{})
 		b := pick(t, r, q)
 		rep := b.Decision.Replica
 		b.Withdraw(q)

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // manual is a clock that a test sets; timers fire when it is moved.
@@ -172,7 +173,7 @@ func TestRetryKeepsItsPosition(t *testing.T) {
 	NextAttempt(second, b2.Decision.Replica)
 	back := enqueue(t, r, second)
 	require.Equal(t, 0, back.behind)
-	require.Equal(t, fourth.since.Add(-time.Second), second.State().Came)
+	require.Equal(t, fourth.since.Add(-time.Second), part.OfRequest(second).Came)
 	b1.Release()
 	require.False(t, back.waiting)
 	require.True(t, fourth.waiting)
@@ -187,7 +188,7 @@ func TestQueueIsInOrder(t *testing.T) {
 		var back []*policy.Request
 		for range 40 {
 			q := &policy.Request{Priority: int(rnd.IntN(5) - 2)}
-			r.queue.number(q.State(), c.now)
+			r.queue.number(part.OfRequest(q), c.now)
 			if rnd.IntN(4) == 0 {
 				back = append(back, q)
 				continue

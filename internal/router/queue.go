@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -61,7 +62,7 @@ func (u *queue) number(s *state.Request, now time.Time) {
 // add puts a request into the queue, where it waits for no replica yet. Where the queue is full, it takes the place of
 // one of a lower priority, if there is any behind it.
 func (u *queue) add(q *policy.Request, b *Reservation) (*waiter, error) {
-	s, now := q.State(), u.router.opts.Now()
+	s, now := part.OfRequest(q), u.router.opts.Now()
 	w := &waiter{
 		q: q, b: b, seq: s.Seq, since: now, due: s.Came.Add(-time.Duration(level(q.Priority)) * headStart),
 		waiting: true, done: make(chan struct{}),
@@ -179,7 +180,7 @@ func (u *queue) again(w *waiter) {
 
 // room reports whether a replica that a waiter wants has room.
 func (u *queue) room(w *waiter) bool {
-	if w.q.State().Legs != nil {
+	if part.OfRequest(w.q).Legs != nil {
 		return true // it may want a replica that prefills: it chooses again
 	}
 	v := u.router.view.Load().whole
@@ -314,7 +315,7 @@ func (t Ticket) GiveUp(cause error) error {
 		return w.err
 	}
 	w.b.Withdraw(w.q) // served in the same moment: the next in the queue takes it
-	if w.q.State().Legs != nil {
+	if part.OfRequest(w.q).Legs != nil {
 		legsOf(w.q).withdraw()
 	}
 	return &WaitError{Waited: w.b.Decision.Queued, Behind: w.behind, Cause: cause}

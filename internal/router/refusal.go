@@ -5,6 +5,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -55,7 +56,7 @@ func (b *Reservation) Refused(report load.Report) {
 // refused marks a replica that refused, unless it has left. The reservation was taken from its book.
 func (u *queue) refused(rep *policy.Replica) {
 	now := u.router.view.Load().byID(rep.ID)
-	if now == nil || now.State() != rep.State() {
+	if now == nil || part.OfReplica(now) != part.OfReplica(rep) {
 		return
 	}
 	l := liveOf(rep)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -42,7 +43,7 @@ func (b *Reservation) PrefillDone() {
 		return
 	}
 	if prefill := b.prefill.Swap(0); prefill > 0 {
-		b.Decision.Replica.State().Book.Add(-prefill)
+		part.OfReplica(b.Decision.Replica).Book.Add(-prefill)
 	}
 	r.Routes.send(&b.Decision)
 }
@@ -99,15 +100,16 @@ func (b *Reservation) Withdraw(q *policy.Request) {
 	if b.router == nil {
 		return
 	}
-	b.router.Complete(q, b.Decision, policy.Outcome{Fault: state.GivenUp, Usage: policy.NoUsage})
-	b.Decision.State().Observed, b.Decision.State().Chosen = false, false
+	b.router.Complete(q, b.Decision, policy.Outcome{Fault: policy.GivenUp, Usage: policy.NoUsage})
+	s := part.OfDecision(&b.Decision)
+	s.Observed, s.Chosen = false, false
 }
 
 // end takes the reservation out of the books, and reports whether it was in them.
 func (b *Reservation) end() bool {
 	held := b.held.Swap(false)
 	if held {
-		b.Decision.Replica.State().Book.Add(-1<<state.TokenBits - b.prefill.Swap(0))
+		part.OfReplica(b.Decision.Replica).Book.Add(-1<<state.TokenBits - b.prefill.Swap(0))
 		b.router.outliers.End(&b.attempt)
 	}
 	return held

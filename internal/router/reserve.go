@@ -6,6 +6,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -51,7 +52,7 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 	if how.Assigned == nil {
 		r.Prepare(ctx, q)
 	}
-	if q.State().Legs = nil; how.Legs != nil {
+	if part.OfRequest(q).Legs = nil; how.Legs != nil {
 		r.prefiller.split(ctx, q, &how)
 	}
 	narrow(q)
@@ -76,9 +77,9 @@ func (r *Router) Reserve(ctx context.Context, q *policy.Request, b *Reservation,
 // reserve reserves at once, or puts the request into the queue. One that was refused is only put there, where it waits
 // for no replica until its backoff has passed.
 func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation, how *How) (*waiter, error) {
-	u, s, waits := &r.queue, q.State(), !how.NoWait && !how.Query && how.Assigned == nil
+	u, s, waits := &r.queue, part.OfRequest(q), !how.NoWait && !how.Query && how.Assigned == nil
 	s.Query = how.Query
-	comes, watched := waits && s.QueuedAt != r.number, q.Answer != state.AnswerUnseen || !r.outliers.AllHealthy()
+	comes, watched := waits && s.QueuedAt != r.number, s.Answer != state.AnswerUnseen || !r.outliers.AllHealthy()
 	var now time.Time // the clock is read where that is of use
 	if comes || watched {
 		now = r.opts.Now()
@@ -130,8 +131,9 @@ func (r *Router) reserve(ctx context.Context, q *policy.Request, b *Reservation,
 // charged charges a reservation with what was decided; ahead is the work of an earlier leg, now as for choose. Called
 // with mu held.
 func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float64, now time.Time) (work float64) {
-	d, is := &b.Decision, q.State()
-	d.State().Plain = is.Plain
+	d, is := &b.Decision, part.OfRequest(q)
+	decided := part.OfDecision(d)
+	decided.Plain = is.Plain
 	if is.Attempt > 0 {
 		because(d, policy.ReasonRetry)
 	}
@@ -145,8 +147,8 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 	if d.Rank() >= max(d.Replica.Ranks, 1) {
 		d.SetRank(policy.AnyRank)
 	}
-	prefill := min(max(int64(q.PromptTokens)-int64(max(d.MatchedTokens, int(d.State().Expected))), 0), state.MaxPrefill)
-	if d.State().Decode {
+	prefill := min(max(int64(q.PromptTokens)-int64(max(d.MatchedTokens, d.ExpectedTokens)), 0), state.MaxPrefill)
+	if decided.Decode {
 		prefill = 0
 	}
 	b.router = r
@@ -154,15 +156,15 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 	// Requests under way are work too: a replica that is given more than others is not late for it.
 	work = ahead + float64(prefill+is.Ahead+load.Overhead*(all>>state.TokenBits+1))
 	l.Book.Add(1<<state.TokenBits + prefill)
-	r.outliers.Begin(&b.attempt, l.outlier, q.Answer, work, q.Principal, now)
-	is.Mark, d.State().Probe = &b.attempt.Mark, b.attempt.Probe
+	r.outliers.Begin(&b.attempt, l.outlier, is.Answer, work, q.Principal, now)
+	is.Mark, decided.Probe = &b.attempt.Mark, b.attempt.Probe
 	b.held.Store(true)
 	return work
 }
 
 // takeBack is withdrawn for a reservation that was not sent.
 func (r *Router) takeBack(own *policy.Observer, q *policy.Request, d *policy.Decision) {
-	if !d.State().Chosen {
+	if !part.OfDecision(d).Chosen {
 		return
 	}
 	r.mu.Lock()
@@ -172,8 +174,8 @@ func (r *Router) takeBack(own *policy.Observer, q *policy.Request, d *policy.Dec
 
 // withdrawn has the policy forget a pick of its Choose that is not used. Called with the Router's mutex held.
 func withdrawn(o *policy.Observer, q *policy.Request, d *policy.Decision) {
-	if d.State().Chosen {
-		d.State().Chosen = false
+	if s := part.OfDecision(d); s.Chosen {
+		s.Chosen = false
 		o.Withdrawn(q, *d)
 	}
 }
@@ -181,7 +183,7 @@ func withdrawn(o *policy.Observer, q *policy.Request, d *policy.Decision) {
 // PromptHashes returns the hashed blocks of a request that was prepared, nil where the policy has made none.
 func (r *Router) PromptHashes(q *policy.Request) *policy.Hashed {
 	b, ok := q.Prepared.(blocks)
-	if !ok || q.State().Prepared != r.number || q.Pin != "" {
+	if !ok || part.OfRequest(q).Prepared != r.number || q.Pin != "" {
 		return nil
 	}
 	return b.Hashed()
@@ -195,7 +197,7 @@ func matched(p *policy.Policy, q *policy.Request, v *view, r *policy.Replica) in
 	}
 	only := *q
 	only.Pin, only.Allow, only.Exclude = "", []string{r.ID}, nil
-	only.State().Sets = nil
+	part.OfRequest(&only).Sets = nil
 	if d := p.Preview(&only, v); d.Replica == r {
 		return d.MatchedTokens
 	}
@@ -214,8 +216,9 @@ func (r *Router) Next(q *policy.Request, reserved *policy.Replica, n int, to []p
 		return to
 	}
 	own := q.Exclude
-	q.Exclude, q.State().Sets = append(append(make([]string, 0, len(own)+n+1), own...), reserved.ID), nil
-	defer func() { q.Exclude, q.State().Sets = own, nil }()
+	s := part.OfRequest(q)
+	q.Exclude, s.Sets = append(append(make([]string, 0, len(own)+n+1), own...), reserved.ID), nil
+	defer func() { q.Exclude, s.Sets = own, nil }()
 	for range n {
 		narrow(q)
 		d := r.next(q)
@@ -230,7 +233,7 @@ func (r *Router) Next(q *policy.Request, reserved *policy.Replica, n int, to []p
 
 // narrow makes the sets of long lists before the lock is taken, so that no choice has to.
 func narrow(q *policy.Request) {
-	if s := q.State(); len(q.Exclude)+len(q.Allow)+len(s.Tried) > 0 {
+	if s := part.OfRequest(q); len(q.Exclude)+len(q.Allow)+len(s.Tried) > 0 {
 		s.Excludes(q.Exclude, q.Allow, "")
 		s.HasTried("")
 	}
@@ -241,7 +244,7 @@ func (r *Router) next(q *policy.Request) (d policy.Decision) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
 	v, preview := r.view.Load().whole, r.opts.Policy.Preview
-	if q.State().Plain {
+	if part.OfRequest(q).Plain {
 		preview = r.opts.Plain.Preview
 	}
 	switch {

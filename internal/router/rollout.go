@@ -9,6 +9,7 @@ import (
 	"github.com/zeebo/xxh3"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -46,7 +47,7 @@ func (o *Rollout) Decides(q *policy.Request) bool {
 }
 
 func decides(share float64, q *policy.Request) bool {
-	s := q.State()
+	s := part.OfRequest(q)
 	if s.Side == state.Undecided {
 		s.Side = state.ByPlain
 		if draw(q) < share {

@@ -11,6 +11,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
 	"github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // A Router hosts one policy over one fleet: it picks and reserves. Safe for use by
@@ -139,7 +140,7 @@ func (r *Router) View() policy.View { return r.view.Load() }
 
 // prepared reports whether there is nothing to prepare for a view.
 func (r *Router) prepared(q *policy.Request, v *view) bool {
-	s := q.State()
+	s := part.OfRequest(q)
 	return !r.prepares || len(v.replicas) == 0 || s.Prepared == r.number && s.Epoch == v.epoch
 }
 
@@ -147,7 +148,7 @@ func (r *Router) prepared(q *policy.Request, v *view) bool {
 // Reserve so that the work is done off the picker; it does so
 // itself for a request that is not prepared, or was for an older fleet.
 func (r *Router) Prepare(ctx context.Context, q *policy.Request) {
-	v, s := r.view.Load().whole, q.State()
+	v, s := r.view.Load().whole, part.OfRequest(q)
 	r.lengths.count(q)
 	if r.prepared(q, v) || !r.gate.enter() {
 		return
@@ -193,14 +194,14 @@ func (r *Router) tokenize(ctx context.Context, q *policy.Request) {
 	if q.Prompt.Text == "" || len(q.Prompt.Tokens) > 0 {
 		return
 	}
-	q.State().Tokenized = true
+	part.OfRequest(q).Tokenized = true
 	tokens, err := r.opts.Tokenizer.Tokenize(ctx, q)
 	if err != nil {
 		r.Counts.TokenizeErrors.Add(1)
 	}
 	if len(tokens) > 0 {
 		q.SetPrompt(policy.Prompt{Tokens: tokens})
-		q.State().TextBytes = 0
+		part.OfRequest(q).TextBytes = 0
 	}
 }
 
@@ -212,16 +213,16 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	if d.Replica == nil {
 		return
 	}
-	own := &r.own
-	if l := d.State().Prefill; l != nil {
+	own, decided := &r.own, part.OfDecision(&d)
+	if l := decided.Prefill; l != nil {
 		x := l.Owner.(*legs)
 		q, own = &x.request, x.observer
 	}
 	r.lengths.learn(q, o.Usage)
-	if r.uses&policy.UsesLoad != 0 && !d.State().Decode {
+	if r.uses&policy.UsesLoad != 0 && !decided.Decode {
 		r.Load.Learn(q, &d, &o)
 	}
-	r.outliers.Ended(liveOf(d.Replica).outlier, q.State().Mark, &o)
+	r.outliers.Ended(liveOf(d.Replica).outlier, part.OfRequest(q).Mark, &o)
 	r.Health.Sync()
 	if !o.Sent {
 		r.takeBack(own, q, &d)
@@ -231,7 +232,7 @@ func (r *Router) Complete(q *policy.Request, d policy.Decision, o policy.Outcome
 	}
 	if r.gate.enter() {
 		defer r.gate.leave()
-		if own.Completed != nil && d.State().Observed {
+		if own.Completed != nil && decided.Observed {
 			own.Completed(q, d, o)
 		}
 		if r.shadow != nil {
@@ -245,7 +246,8 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 	if q.Session != "" {
 		r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
 	}
-	if home := b.Decision.State().Home; home != nil {
+	if first := b.Decision.Home; first != nil {
+		home := part.OfReplica(first)
 		home.Homes.Add(1)
 		if b.Decision.Reason == policy.ReasonRendezvousSpill {
 			home.Spilled.Add(1)
@@ -254,7 +256,7 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 	if r.gate.enter() {
 		defer r.gate.leave()
 		r.observe(&r.own, q, &b.Decision)
-		if q.State().Legs != nil {
+		if part.OfRequest(q).Legs != nil {
 			legsOf(q).routed(r)
 		}
 		if r.shadow != nil {
@@ -268,8 +270,9 @@ func (r *Router) observe(own *policy.Observer, q *policy.Request, d *policy.Deci
 	if r.Routes.sink.Load() != nil {
 		r.Routes.note(q, d)
 	}
-	d.State().Observed = !d.State().Plain
-	if own.Routed != nil && d.State().Observed {
+	s := part.OfDecision(d)
+	s.Observed = !s.Plain
+	if own.Routed != nil && s.Observed {
 		own.Routed(q, *d)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 func TestPickErrors(t *testing.T) {
@@ -135,7 +136,7 @@ func TestReasons(t *testing.T) {
 	q := new(policy.Request)
 	b := pick(t, r, q)
 	want := policy.Decision{Replica: r.View().ByID("r0"), Reason: "first", Place: -1}
-	want.State().Observed = true
+	part.OfDecision(&want).Observed = true
 	require.Equal(t, want, b.Decision)
 	require.Equal(t, 1, q.Attempt())
 

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -31,14 +32,14 @@ type blocks interface {
 func (s *Routes) note(q *policy.Request, d *policy.Decision) {
 	if b, ok := q.Prepared.(blocks); ok && s.index {
 		if superblocks, _ := b.Superblocks(nil); superblocks != nil {
-			d.State().Route = &state.Route{Superblocks: superblocks}
+			part.OfDecision(d).Route = &state.Route{Superblocks: superblocks}
 		}
 	}
 }
 
 // send shares what was kept of a reservation whose replica has the prompt, once.
 func (s *Routes) send(d *policy.Decision) {
-	route := d.State().Route
+	route := part.OfDecision(d).Route
 	if route == nil || route.Shared.Swap(true) {
 		return
 	}

@@ -2,6 +2,7 @@ package router
 
 import (
 	"github.com/warmpath/warmpath/balancer/policy"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // A shadow is a policy that decides on every request that is reserved, and is not obeyed. It learns from where requests
@@ -21,7 +22,7 @@ type shadowed struct {
 
 // shadowOf returns a request as the shadow policy sees it, nil where it does not.
 func shadowOf(q *policy.Request) *shadowed {
-	x, _ := q.State().Shadow.(*shadowed)
+	x, _ := part.OfRequest(q).Shadow.(*shadowed)
 	return x
 }
 
@@ -45,7 +46,7 @@ func (r *Router) shade(q *policy.Request, v *view, d *policy.Decision) {
 	if x := shadowOf(q); x != nil {
 		x.decided = false // that was an earlier pick
 	}
-	if r.shades() && !q.State().Query && d.State().Prefill == nil && !d.State().Decode {
+	if r.shades() && !part.OfRequest(q).Query && part.OfDecision(d).Prefill == nil && !part.OfDecision(d).Decode {
 		r.shadow.choose(q, v, d)
 	}
 }
@@ -56,10 +57,10 @@ func (s *shadow) sees(q *policy.Request, v *view) *shadowed {
 	x := shadowOf(q)
 	if x == nil || x.shadow != s {
 		x = &shadowed{shadow: s, request: *q}
-		x.request.Prepared, x.request.State().Shadow = nil, nil
-		q.State().Shadow = x
+		x.request.Prepared, part.OfRequest(&x.request).Shadow = nil, nil
+		part.OfRequest(q).Shadow = x
 	}
-	own, is := x.request.State(), q.State()
+	own, is := part.OfRequest(&x.request), part.OfRequest(q)
 	x.request.Prompt, x.request.PromptTokens = q.Prompt, q.PromptTokens
 	own.Attempt, own.Tried, own.Sets, own.AnyModel = is.Attempt, is.Tried, is.Sets, v.anyModel(q)
 	return x

@@ -10,6 +10,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -68,7 +69,7 @@ func (v *view) divide() {
 		p := newView(v.router, v.epoch)
 		for _, r := range v.replicas {
 			if r.Role != without {
-				p.add(policy.NewReplica(r.Attributes, len(p.replicas), r.Host(), r.State()))
+				p.add(part.NewReplica(r.Attributes, len(p.replicas), r.Host(), part.OfReplica(r)))
 			}
 		}
 		return p
@@ -278,7 +279,7 @@ func (v *view) Now() time.Time { return v.router.opts.Now() }
 func (v *view) IntN(n int) int { return v.router.opts.Rand.IntN(n) }
 
 func (v *view) Lot(q *policy.Request) uint64 {
-	s := q.State()
+	s := part.OfRequest(q)
 	for s.Lot == 0 {
 		s.Lot = v.router.opts.Rand.Uint64()
 	}
@@ -286,7 +287,7 @@ func (v *view) Lot(q *policy.Request) uint64 {
 }
 
 func (v *view) Load(r *policy.Replica) float64 {
-	s := r.State()
+	s := part.OfReplica(r)
 	return v.router.Load.Of(s, s.Book.Load())
 }
 
@@ -295,20 +296,24 @@ func (v *view) PeerDrift() float64 {
 }
 
 func (v *view) Available(q *policy.Request, r *policy.Replica) bool {
-	s := r.State()
-	return s.Up() && !s.Full() && v.Allowed(q, r)
+	s := part.OfReplica(r)
+	return s.Up() && !s.Full() && v.allowed(q, r, s)
 }
 
 func (v *view) Allowed(q *policy.Request, r *policy.Replica) bool {
-	return (r.State().Flags.Load()&state.Barred == 0 || q.State().Resort > state.NoResort && v.resorts(q, r)) &&
-		v.usable(q, r)
+	return v.allowed(q, r, part.OfReplica(r))
+}
+
+// allowed is Allowed, given the Router's part of the replica.
+func (v *view) allowed(q *policy.Request, r *policy.Replica, rs *state.Replica) bool {
+	s := part.OfRequest(q)
+	return (rs.Flags.Load()&state.Barred == 0 || s.Resort > state.NoResort && v.resorts(s, rs)) && usable(q, s, r, rs)
 }
 
 // usable is Allowed but for the replica's health.
-func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
-	s := q.State()
-	leaves := r.State().Flags.Load()&state.Leaving != 0 && s.Resort < state.Leavers
-	return (s.Keeper == r.State() || !r.Draining && !leaves) && !excluded(q, r) &&
+func usable(q *policy.Request, s *state.Request, r *policy.Replica, rs *state.Replica) bool {
+	leaves := rs.Flags.Load()&state.Leaving != 0 && s.Resort < state.Leavers
+	return (s.Keeper == rs || !r.Draining && !leaves) && !excluded(q, s, r) &&
 		(q.Model == "" || s.AnyModel || len(r.Models) == 0 || slices.Contains(r.Models, q.Model)) &&
 		(s.Legs == nil || s.Legs.Take(r.Role, r.Pair))
 }
@@ -316,19 +321,20 @@ func (v *view) usable(q *policy.Request, r *policy.Replica) bool {
 // coming reports whether a replica that may serve the request is being connected for the first time.
 func (v *view) coming(q *policy.Request) bool {
 	return slices.ContainsFunc(v.replicas, func(r *policy.Replica) bool {
-		return r.State().Flags.Load()&state.Coming != 0 && v.Allowed(q, r)
+		s := part.OfReplica(r)
+		return s.Flags.Load()&state.Coming != 0 && v.allowed(q, r, s)
 	})
 }
 
 // resorts reports whether the request takes a replica all the same that is barred.
-func (v *view) resorts(q *policy.Request, r *policy.Replica) bool {
-	s, _ := v.router.outliers.State(liveOf(r).outlier)
-	return s == outlier.SlowStart || q.State().Resort == state.Ejected
+func (v *view) resorts(s *state.Request, rs *state.Replica) bool {
+	health, _ := v.router.outliers.State(rs.Owner.(*live).outlier)
+	return health == outlier.SlowStart || s.Resort == state.Ejected
 }
 
 // excluded reports whether the request itself rules the replica out.
-func excluded(q *policy.Request, r *policy.Replica) bool {
-	return len(q.Exclude)+len(q.Allow) > 0 && q.State().Excludes(q.Exclude, q.Allow, r.ID)
+func excluded(q *policy.Request, s *state.Request, r *policy.Replica) bool {
+	return len(q.Exclude)+len(q.Allow) > 0 && s.Excludes(q.Exclude, q.Allow, r.ID)
 }
 
 // anyModel reports whether the request's model filters nothing, because no replica
@@ -359,7 +365,7 @@ func (v *view) Pool(q *policy.Request, i int) (policy.Pool, bool) {
 	}
 	pools[n] = v.connected
 	n++
-	retry := len(q.State().Tried) > 0
+	retry := len(part.OfRequest(q).Tried) > 0
 	if i >= n && !(retry && i < 2*n) {
 		return policy.Pool{}, false
 	}
@@ -449,7 +455,7 @@ func twoOfPool(v *view, p policy.Pool) *policy.Replica {
 // fewerOngoing returns the replica with fewer requests under way, and of equals the first. A replica whose last calls
 // failed is never the one with fewer: calls that fail at once make it look idle.
 func fewerOngoing(first, second *policy.Replica) *policy.Replica {
-	if s := second.State(); s.UnderWay() < first.State().UnderWay() && !s.Suspect.Load() {
+	if s := part.OfReplica(second); s.UnderWay() < part.OfReplica(first).UnderWay() && !s.Suspect.Load() {
 		return second
 	}
 	return first

@@ -206,7 +206,7 @@ func (c *choice) to(o *option, why policy.Reason) policy.Decision {
 	switch {
 	case c.home.exists && c.is(&o.candidate) && (!known || d.MatchedTokens < c.home.expected):
 		d.Reason = policy.ReasonRendezvous
-		d.State().Expected = int32(min(c.home.expected, math.MaxInt32))
+		d.ExpectedTokens = c.home.expected
 	case known:
 		d.Reason = policy.ReasonPrefixMatch
 	case len(c.Hashes) == 0 && d.Place == 0: // the session's
@@ -214,8 +214,8 @@ func (c *choice) to(o *option, why policy.Reason) policy.Decision {
 	case c.home.exists || len(c.Hashes) == 0 && d.Place > 0:
 		d.Reason = policy.ReasonRendezvousSpill
 	}
-	if c.home.exists && c.home.replica != nil {
-		d.State().Home = c.home.replica.State()
+	if c.home.exists {
+		d.Home = c.home.replica
 	}
 	if o.ranks > 1 {
 		d.SetRank(int(o.rank))

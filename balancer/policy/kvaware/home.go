@@ -74,7 +74,7 @@ func (c *choice) weigh(k *candidate) float64 {
 	case c.is(k):
 		return max(k.credit, float64(c.home.expected))
 	case c.fleet.Members[k.at].Coarse(): // what is not evicted there is known
-	case c.home.replica != nil && c.home.replica.State().HomeWeight.Load() != 0 && k.credit < float64(c.home.expected+nearTie):
+	case c.home.replica != nil && c.home.replica.HomeWeight() != 0 && k.credit < float64(c.home.expected+nearTie):
 		return 0 // other clients send prompts of the key to the home, so it is evicted elsewhere
 	}
 	return k.credit
@@ -93,7 +93,7 @@ func (c *choice) crowded(first, second int32) bool {
 // tells of different moments.
 func (c *choice) balanced(first *policy.Replica) bool {
 	peers, _ := first.PeerLoad()
-	return first.State().HomeWeight.Load() != 0 || peers > 0 && c.View.PeerDrift() == 0
+	return first.HomeWeight() != 0 || peers > 0 && c.View.PeerDrift() == 0
 }
 
 // watch notes how many calls are under way on the candidates, those of other clients too if a server adds them up.

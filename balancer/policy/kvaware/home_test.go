@@ -51,7 +51,7 @@ func TestNothingIsExpectedBeforeItIsMeasured(t *testing.T) {
 		q := ask(system, tokens(1+i, 500))
 		b := policytest.Pick(t, r, q)
 		require.EqualValues(t, 2500-b.Decision.MatchedTokens, b.Decision.Replica.QueuedTokens(), "call %d", i)
-		require.Zero(t, b.Decision.State().Expected)
+		require.Zero(t, b.Decision.ExpectedTokens)
 		end(r, q, b, -1)
 	}
 }
@@ -203,7 +203,7 @@ func TestHomesAreRanks(t *testing.T) {
 		d := routertest.Choose(t, one, q)
 		assert.NotEqual(t, "r0/0", fmt.Sprintf("%s/%d", d.Replica.ID, d.Rank()))
 		assert.Equal(t, policy.ReasonRendezvousSpill, d.Reason)
-		assert.Zero(t, d.State().Expected)
+		assert.Zero(t, d.ExpectedTokens)
 		return
 	}
 }

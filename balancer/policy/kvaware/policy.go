@@ -136,11 +136,7 @@ func (p *kvAware) prepare(_ context.Context, q *policy.Request, v policy.View) e
 		if q.Prompt.Empty() && q.Session == "" {
 			return nil
 		}
-		if spare := q.State().Spare; spare != nil {
-			s, _ = (*spare).(*prepared)
-			*spare = nil
-		}
-		if s == nil {
+		if s, _ = q.Spare().(*prepared); s == nil {
 			s = new(prepared)
 		}
 		*s = prepared{}

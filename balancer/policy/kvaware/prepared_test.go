@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/balancer/policytest"
 	"github.com/warmpath/warmpath/internal/router"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // The prompt is read once, though the fleet changes and attempts fail.
@@ -43,7 +44,7 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 			q = *ask(tokens(i%7, 16*(i%7)), tokens(i%50, 20+i%900))
 		}
 		own := q
-		own.State().Spare = &spare
+		part.OfRequest(&own).Spare = &spare
 		want, got := decide(fresh, &q), decide(again, &own)
 		require.Equal(t, want.Replica.ID, got.Replica.ID)
 		require.Equal(t, want.Reason, got.Reason)
@@ -62,7 +63,7 @@ func TestCopiesDoNotShareMemory(t *testing.T) {
 	r.Prepare(context.Background(), used)
 	spare := used.Prepared
 	first := *ask(tokens(2, 100))
-	first.State().Spare = &spare
+	part.OfRequest(&first).Spare = &spare
 	second := first
 	r.Prepare(context.Background(), &first)
 	r.Prepare(context.Background(), &second)

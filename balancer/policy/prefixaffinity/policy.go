@@ -3,6 +3,7 @@ package prefixaffinity
 import (
 	"cmp"
 	"context"
+	"math"
 	"math/bits"
 	"sync"
 
@@ -216,10 +217,10 @@ func (c *choice) imbalanced() bool {
 	if c.ImbalancedThreshold <= 0 {
 		return false
 	}
-	least, most := int64(1<<62), int64(0)
+	least, most := math.MaxInt, 0
 	for _, r := range c.pool.Replicas {
 		if c.may(r) {
-			n := r.State().UnderWay()
+			n := underWay(r)
 			least, most = min(least, n), max(most, n)
 		}
 	}
@@ -282,9 +283,15 @@ func (c *choice) take(r *policy.Replica) {
 		if c.best == nil {
 			c.full = append(c.full, r)
 		}
-	case c.best == nil || r.State().UnderWay() < c.best.State().UnderWay():
+	case c.best == nil || underWay(r) < underWay(c.best):
 		c.best = r
 	}
+}
+
+// underWay returns how many requests are known to be under way on a replica, those of other clients too.
+func underWay(r *policy.Replica) int {
+	peers, _ := r.PeerLoad()
+	return r.Ongoing() + peers
 }
 
 // routed notes that the replica holds the prompt from now on.

@@ -10,6 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/loadprobe"
 	"github.com/warmpath/warmpath/internal/router"
 	routerload "github.com/warmpath/warmpath/internal/router/load"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // sharing is the look-aside server that adds up load and sends changes of the caches, and every client's last report.
@@ -104,7 +105,7 @@ func (s *sharing) report(c int) {
 		now.Ongoing, now.QueuedTokens = rep.Ongoing(), int64(rep.QueuedTokens())
 		total[i].Ongoing += now.Ongoing - before.Ongoing
 		total[i].QueuedTokens += now.QueuedTokens - before.QueuedTokens
-		calls, spilled := rep.State().TakeHomes()
+		calls, spilled := part.OfReplica(rep).TakeHomes()
 		s.homes.Add(rep.ID, homeweights.Calls{All: int(calls), Spilled: int(spilled)})
 	}
 }

@@ -1,6 +1,10 @@
 package load
 
-import "math"
+import (
+	"math"
+
+	"github.com/warmpath/warmpath/internal/router/part"
+)
 
 // MaxHomeWeight bounds the weights of the homes: they are within 1/MaxHomeWeight and MaxHomeWeight.
 const MaxHomeWeight = 4
@@ -23,7 +27,7 @@ func (t *Tracker) setHomes() {
 		return
 	}
 	for _, r := range t.fleet {
-		r.State().HomeWeight.Store(math.Float64bits(HomeWeight(t.homes, r.ID)))
+		part.OfReplica(r.Replica).HomeWeight.Store(math.Float64bits(HomeWeight(t.homes, r.ID)))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/part"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -98,7 +99,7 @@ func (t *Tracker) ChangeFleet(changed, more []*policy.Replica) {
 		r.Replica = rep
 		r.setRate(r.factor)
 		if t.homes != nil {
-			rep.State().HomeWeight.Store(math.Float64bits(HomeWeight(t.homes, rep.ID)))
+			part.OfReplica(rep).HomeWeight.Store(math.Float64bits(HomeWeight(t.homes, rep.ID)))
 		}
 	}
 }
@@ -175,7 +176,7 @@ func (t *Tracker) Assume(id string) (changed bool) {
 	}
 	var ongoing, tokens, n int64
 	for _, r := range t.fleet {
-		if book := r.State().Peer.Load(); !r.reported.IsZero() {
+		if book := part.OfReplica(r.Replica).Peer.Load(); !r.reported.IsZero() {
 			ongoing, tokens, n = ongoing+book>>state.TokenBits, tokens+book&state.TokenMask, n+1
 		}
 	}
@@ -261,7 +262,7 @@ func (t *Tracker) Drift() float64 {
 
 // setPeer puts the load of others on a replica into force. Called with mu held.
 func (t *Tracker) setPeer(r *replica, book int64) {
-	old := r.State().Peer.Swap(book)
+	old := part.OfReplica(r.Replica).Peer.Swap(book)
 	t.peerSum.Add(costOf(book) - costOf(old))
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/outlier"
+	"github.com/warmpath/warmpath/internal/router/part"
 )
 
 // How rates are learned. The figures are from the simulator: with fewer samples, or less
@@ -42,7 +43,7 @@ func (t *Tracker) Learn(q *policy.Request, d *policy.Decision, o *policy.Outcome
 		return
 	}
 	own := uncached(q, d, &o.Usage)
-	work, lag := math.Log(own+float64(q.State().Ahead)+Overhead), math.Log(o.FirstMessage.Seconds())
+	work, lag := math.Log(own+float64(part.OfRequest(q).Ahead)+Overhead), math.Log(o.FirstMessage.Seconds())
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.prompt.add(own)
@@ -182,7 +183,7 @@ func (t *Tracker) setRates(groups []group) {
 // setRate sets what the load is divided by.
 func (r *replica) setRate(factor float64) {
 	r.factor = factor
-	r.State().InvRate.Store(math.Float64bits(1 / (factor * r.weight())))
+	part.OfReplica(r.Replica).InvRate.Store(math.Float64bits(1 / (factor * r.weight())))
 }
 
 // weight is the replica's; one that is not positive counts as 1.

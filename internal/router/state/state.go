@@ -118,6 +118,7 @@ type Request struct {
 	Plain     bool   // the policy is not called in the choice under way: Options.Plain decides
 	Query     bool   // the pick under way is a Query
 	Final     bool   // the session ends with the request
+	Answer    Answer // how the host learns that the replica has answered
 	Side      Side   // what decides, where a rollout is in force
 
 	Origin   Origin // nil = only the key arrived
@@ -177,15 +178,13 @@ type Origin interface {
 // A Decision is the Router's part of a decision.
 type Decision struct {
 	Probe    bool
-	Plain    bool     // Options.Plain decided, not the policy
-	Decode   bool     // it is for a decode leg
-	Chosen   bool     // by Choose of the policy, which may have noted it
-	Observed bool     // the policy observed the route, so it observes the end
-	Rank     int32    // one more than the rank; 0 = none was chosen
-	Expected int32    // tokens of the prompt that are likely cached, beyond what is known: they are not charged
-	Home     *Replica // the first in the rendezvous order; nil = not available, or of no use to the policy
-	Prefill  *Legs    // of the request whose prefill leg it is for; nil = it is for none
-	Route    *Route   // to share when the replica answers; nil = none
+	Plain    bool   // Options.Plain decided, not the policy
+	Decode   bool   // it is for a decode leg
+	Chosen   bool   // by Choose of the policy, which may have noted it
+	Observed bool   // the policy observed the route, so it observes the end
+	Rank     int32  // one more than the rank; 0 = none was chosen
+	Prefill  *Legs  // of the request whose prefill leg it is for; nil = it is for none
+	Route    *Route // to share when the replica answers; nil = none
 }
 
 // A Route is what is shared of where a prompt went.
