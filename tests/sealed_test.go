@@ -99,7 +99,7 @@ func main() {
 					peers, _ := r.PeerLoad()
 					if v.Available(q, r) && !q.Tried(r) && r.Ongoing()+peers == 0 && r.HomeWeight() == 0 {
 						d := policy.To(r, "outside")
-						d.Home, d.ExpectedTokens = r, q.PromptTokens
+						d.Home, d.ExpectedTokens = new(policy.Replica), q.PromptTokens // a home that is in no fleet does no harm
 						return d
 					}
 				}

@@ -247,10 +247,11 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 		r.Fleet.sessions.note(q, liveOf(b.Decision.Replica))
 	}
 	if first := b.Decision.Home; first != nil {
-		home := part.OfReplica(first)
-		home.Homes.Add(1)
-		if b.Decision.Reason == policy.ReasonRendezvousSpill {
-			home.Spilled.Add(1)
+		if home := part.OfReplica(first); home != nil { // else the policy made it up
+			home.Homes.Add(1)
+			if b.Decision.Reason == policy.ReasonRendezvousSpill {
+				home.Spilled.Add(1)
+			}
 		}
 	}
 	if r.gate.enter() {
