@@ -1,9 +1,13 @@
 package tests
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -137,4 +141,48 @@ func check(err error) {
 	output, err = exec.CommandContext(t.Context(), program).Output()
 	require.NoError(t, err, "%s", output)
 	require.Equal(t, "anna outside true outside true\n", string(output))
+}
+
+// Public packages define their types: none is another name of an internal one, of which go doc prints nothing.
+func TestPublicTypesAreDefined(t *testing.T) {
+	types := 0
+	for _, dir := range publicDirs(t) {
+		files, err := filepath.Glob(filepath.Join("..", dir, "*.go"))
+		require.NoError(t, err)
+		for _, file := range files {
+			if strings.HasSuffix(file, "_test.go") {
+				continue
+			}
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			require.NoError(t, err)
+			internal := internalImports(t, f)
+			ast.Inspect(f, func(n ast.Node) bool {
+				spec, ok := n.(*ast.TypeSpec)
+				if !ok || !spec.Name.IsExported() {
+					return true
+				}
+				types++
+				of, ok := spec.Type.(*ast.SelectorExpr)
+				require.False(t, ok && internal[of.X.(*ast.Ident).Name], "%s: %s is a type of an internal package", file, spec.Name)
+				return true
+			})
+		}
+	}
+	require.Greater(t, types, 50)
+}
+
+// internalImports returns the names by which a file uses the internal packages that it imports.
+func internalImports(t *testing.T, f *ast.File) map[string]bool {
+	t.Helper()
+	names := make(map[string]bool)
+	for _, spec := range f.Imports {
+		path, err := strconv.Unquote(spec.Path.Value)
+		require.NoError(t, err)
+		name := path[strings.LastIndex(path, "/")+1:]
+		if spec.Name != nil {
+			name = spec.Name.Name
+		}
+		names[name] = strings.Contains(path, "/internal/")
+	}
+	return names
 }

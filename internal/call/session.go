@@ -10,8 +10,7 @@ import (
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
-// A Session is a conversation with its own life: its calls share a prefix that grows, so they go where it is cached.
-// Safe for many goroutines. It holds no goroutine and no channel, and the garbage collector frees it also without End.
+// A Session is what client.Session wraps.
 type Session struct {
 	id, parent string
 
@@ -19,18 +18,15 @@ type Session struct {
 	used []weak.Pointer[Handle] // the channels of its calls
 }
 
-// NewSession returns the session with an id, as in the metadata session_id.
+// NewSession returns the session with an id.
 func NewSession(id string) *Session { return &Session{id: id} }
 
-// Fork returns a child of the session: an agent that begins with what the session has, or with a part of it. Where
-// its prompts are seen, the longest cached prefix decides, as for any request. Where they are not, it goes where its
-// oldest ancestor goes, as far as the policy has room there.
+// Fork returns a child of the session.
 func (s *Session) Fork(child string) *Session {
 	return &Session{id: child, parent: cmp.Or(s.parent, s.id)}
 }
 
-// End frees what the channels of its calls keep of the session, and their look-aside servers. Its calls that are under
-// way go on; a later call begins the session anew. Children are not ended.
+// End frees what the channels of its calls keep of the session, and their look-aside servers.
 func (s *Session) End() {
 	s.mu.Lock()
 	used := s.used

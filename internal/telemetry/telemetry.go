@@ -132,22 +132,17 @@ func Ejected(span trace.Span, rt *router.Router, r *policy.Replica) {
 // NoReport is the Report of a call that no replica was picked for.
 var NoReport = Report{Place: -1, Usage: policy.NoUsage}
 
-// A Report is the decision of one call as the application reads it afterwards.
+// A Report is the decision of one call as the application reads it afterwards: client.Decision, whose fields it has, so
+// that one converts to the other.
 type Report struct {
-	Replica       string // id of the replica of the last attempt that was sent; "" when none was picked
-	Address       string
-	Prefill       string // id of the replica that prefilled the prompt for it; "" = it did itself
-	Policy        string
-	Reason        policy.Reason
-	Rule          policy.Reason // the policy's own reason where Reason is another's: see [policy.Decision]
-	MatchedTokens int           // prompt tokens predicted to be cached where the prompt is prefilled
-	PromptTokens  int
-	Place         int           // in the rendezvous order or on the ring; -1 = none
-	Load          float64       // of the replica when it was picked, in tokens
-	Queued        time.Duration // how long the attempt waited in the queue
-	Attempts      int           // made, this one included
-	Resumed       int           // of them, those that went on with a stream whose replica died
-	Usage         policy.Usage  // as the replica reported it; of two legs CachedTokens is the prefill leg's, -1 = not reported
+	Replica, Address, Prefill, Policy string
+	Reason, Rule                      policy.Reason
+	MatchedTokens, PromptTokens       int
+	Place                             int
+	Load                              float64
+	Queued                            time.Duration
+	Attempts, Resumed                 int
+	Usage                             policy.Usage
 }
 
 // A Counter is a metric that counts by policy, and some of them by reason.
