@@ -138,7 +138,7 @@ func (c choice) pair(x *legs, err error) error {
 func (c choice) inTwo(x *legs, err error) bool {
 	p := c.leg(x)
 	if x.Pairs = c.labels(x.pairs[:0]); len(x.Pairs) > 0 && len(p.v.connected) > 0 && p.prefills() == nil {
-		if d := c.decode(x, p.d.Replica); d.Replica != nil && (err != nil || c.splits(p)) {
+		if d := c.decode(x, p.d.Replica, *c.d); d.Replica != nil && (err != nil || c.splits(p)) {
 			withdrawn(&c.p.Observer, c.q, c.d)
 			*c.d = d
 			return true
@@ -205,8 +205,9 @@ func (c choice) labels(all []string) []string {
 }
 
 // decode returns the decision for the replica with the least load of those that the request may use and that
-// pair with the one that prefills it, which is not one of them.
-func (c choice) decode(x *legs, from *policy.Replica) policy.Decision {
+// pair with the one that prefills it, which is not one of them. What the replica of whole holds of the prompt counts as
+// so many tokens less: it need not be moved there.
+func (c choice) decode(x *legs, from *policy.Replica, whole policy.Decision) policy.Decision {
 	x.Pairs = append(x.pairs[:0], from.Pair)
 	rep := c.v.search(c.q, func(v *view, p policy.Pool) (best *policy.Replica) {
 		var least float64
@@ -217,7 +218,11 @@ func (c choice) decode(x *legs, from *policy.Replica) policy.Decision {
 			if r.ID == from.ID || !v.takes(&p, r) {
 				continue
 			}
-			if load := v.Load(r); best == nil || load < least {
+			load := v.Load(r)
+			if r == whole.Replica {
+				load -= float64(whole.MatchedTokens)
+			}
+			if best == nil || load < least {
 				best, least = r, load
 			}
 		}
@@ -231,7 +236,7 @@ func (c choice) decode(x *legs, from *policy.Replica) policy.Decision {
 // decodes chooses the decode leg of a request that was prefilled.
 func (c choice) decodes(x *legs) error {
 	defer func() { x.Pairs = nil }()
-	if *c.d = c.decode(x, x.from); c.d.Replica != nil {
+	if *c.d = c.decode(x, x.from, policy.Decision{}); c.d.Replica != nil {
 		return nil
 	}
 	*c.d = policy.Wait()
@@ -242,12 +247,15 @@ func (c choice) decodes(x *legs) error {
 // leg waits for. With 500, short prompts of agents are split at a loss (docs/routing-quality.md).
 const handOver = 2000
 
-// splits reports whether two legs, of which p has decided the first, cost less than the whole request.
+// splits reports whether two legs, of which p has decided the first, cost less than the whole request. What the prefill
+// replica lacks of what c has found cached counts twice: the next turn of a conversation finds that again where it is
+// decoded, and more of it, so it comes back, and the turn after that would pay once more.
 func (c choice) splits(p choice) bool {
 	if rule := c.r.opts.Split; rule != nil {
 		return rule(c.q.PromptTokens, *c.d)
 	}
-	return p.cost()+handOver < c.cost()
+	lost := float64(max(c.d.MatchedTokens-p.d.MatchedTokens, 0))
+	return p.cost()+handOver+lost < c.cost()
 }
 
 // cost is what it costs to compute the prompt where c has decided, in tokens: what waits there, and the uncached

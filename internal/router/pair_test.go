@@ -103,6 +103,49 @@ func TestWholeWhereThatCostsLess(t *testing.T) {
 	require.Fail(t, "always split")
 }
 
+// holding is a policy that finds so many tokens of every prompt cached on a replica, and goes where it finds most.
+func holding(tokens map[string]int) policy.Policy {
+	return loading(func(q *policy.Request, v policy.View) (d policy.Decision) {
+		for _, rep := range v.Connected() {
+			if v.Available(q, rep) && (d.Replica == nil || tokens[rep.ID] > d.MatchedTokens) {
+				d.Replica, d.MatchedTokens = rep, tokens[rep.ID]
+			}
+		}
+		return d
+	})
+}
+
+// A conversation that a decode replica holds stays whole unless two legs pay for what the prefill replica lacks of it
+// twice. Split, it is decoded there.
+func TestConversationStaysWhereItIsDecoded(t *testing.T) {
+	r := split(t, Options{Policy: holding(map[string]int{"d": 6400})},
+		member("p", prefills), member("c", decodes), member("d", decodes), member("e", decodes))
+	turn := func() (prefill, decode string) {
+		p, d, pre, b := legsAt(t, r, ask(9400))
+		b.Release()
+		pre.Release()
+		return p, d
+	}
+	decoding(t, r, 3) // two legs would compute 9,400 tokens, and d 3,000 for itself and three others
+	p, d := turn()
+	require.Equal(t, []string{"", "d"}, []string{p, d})
+
+	decoding(t, r, 17)
+	p, d = turn()
+	require.Equal(t, []string{"p", "d"}, []string{p, d})
+
+	pick(t, r, &policy.Request{Pin: "d"})
+	p, d = turn()
+	require.Equal(t, []string{"p", "d"}, []string{p, d}, "it is a little busier")
+	for range 100 {
+		pick(t, r, &policy.Request{Pin: "d"})
+	}
+	p, d = turn()
+	require.Equal(t, "p", p)
+	require.Contains(t, []string{"c", "e"}, d, "it is much busier")
+	require.Equal(t, 20, r.View().ByID("e").Ongoing())
+}
+
 func TestWholeRequestsSkipPrefillReplicas(t *testing.T) {
 	for name, p := range map[string]policy.Policy{
 		"least loaded": loading(leastLoaded), "least of two": choosing(leastOfTwo),
