@@ -56,11 +56,12 @@ func discover(ctx context.Context, r *kvevents.Replica, methods []string) {
 		if ctx.Err() != nil {
 			return
 		}
-		x.Failed(err)
 		if err == nil {
+			x.Remove() // it carries no events: a socket that is lost is not made up for by it
 			followSockets(ctx, r, all)
 			return
 		}
+		x.Failed(err)
 		b.Wait(ctx)
 	}
 }

@@ -184,6 +184,7 @@ func testSources(t *testing.T, method string) {
 	defer m.Close()
 	m.SetFleet([]policy.Attributes{{ID: "a", Address: "10.0.0.1:1", KVEvents: "sources:vllm", Models: []string{"m"}}})
 	require.Equal(t, chained(ids(0, 1)), got.wait(t).Stored)
+	require.Len(t, m.Status(), 1, "what was asked for the sources is no stream")
 
 	alone := kvevents.NewManager(kvevents.Options{Sink: got.sink})
 	defer alone.Close()

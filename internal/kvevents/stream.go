@@ -57,6 +57,13 @@ func (r *Replica) NewStream(source string, rank int) *Stream {
 	return s
 }
 
+// Remove takes a stream that has applied nothing away from the replica.
+func (s *Stream) Remove() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.streams = slices.DeleteFunc(s.streams, func(x *Stream) bool { return x == s })
+}
+
 // apply takes one message in and passes on what it changed. It stops when the context ends: the stream is then cleared.
 func (s *Stream) apply(ctx context.Context, seq uint64, b *Batch) {
 	s.applying.Lock()
