@@ -30,15 +30,13 @@ func longCall(ctx context.Context, t *testing.T, stub enginepb.VllmEngineClient)
 func TestEnginesStopForCallsThatEnd(t *testing.T) {
 	engines := shared(t)
 	stub := enginepb.NewVllmEngineClient(dial(t, target(engines)))
-	running := func() (n int32) {
+	running := func() (all int) {
 		for _, e := range engines {
-			loads, err := e.loads(t.Context())
+			n, err := e.ongoing(t.Context())
 			require.NoError(t, err)
-			for _, l := range loads {
-				n += l.GetNumRunningReqs() + l.GetNumWaitingReqs()
-			}
+			all += n
 		}
-		return n
+		return all
 	}
 	ends := func(t *testing.T, each func()) {
 		t.Helper()
@@ -49,7 +47,7 @@ func TestEnginesStopForCallsThatEnd(t *testing.T) {
 	t.Run("cancelled", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		_ = longCall(ctx, t, stub)
-		require.EqualValues(t, 1, running())
+		require.Equal(t, 1, running())
 		cancel()
 		ends(t, func() {})
 	})

@@ -1,12 +1,14 @@
 package real
 
 import (
+	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,17 +32,15 @@ const blockTokens = 32
 
 // setup says how an engine is started. All engines publish KV events.
 type setup struct {
-	// rust starts vllm-rs, which speaks vllm.Inference, vllm.Control and OpenAI's API. Otherwise the server in Python is
-	// started, which speaks VllmEngine.
+	// rust starts vllm-rs, which speaks vllm.Inference, vllm.Control and OpenAI's API, and serves the environment's LoRA
+	// adapter as "adapter". Otherwise the server in Python is started, which speaks VllmEngine.
 	rust bool
-	// blocks bounds the KV cache; 0 = 3,000 blocks.
+	// blocks bounds the KV cache, and prompts if it has no room for 16,384 tokens; 0 = 3,000 blocks.
 	blocks int
 	// ranks are data-parallel ranks, an engine core each; 0 = 1.
 	ranks int
 	// nixl is the role in the KV transfer: kv_producer, kv_consumer or kv_both; empty = no connector.
 	nixl string
-	// lora serves the environment's adapter as "adapter".
-	lora bool
 }
 
 // engine is one vLLM server with its engine cores. It keeps its addresses over its restarts.
@@ -72,14 +72,12 @@ func newEngine(env environment, logs, name string, s setup) *engine {
 		addr:   fmt.Sprint("127.0.0.1:", ports[0]),
 		events: fmt.Sprint("tcp://127.0.0.1:", published), replay: fmt.Sprint("tcp://127.0.0.1:", published+ranks),
 	}
+	blocks := cmp.Or(s.blocks, 3000)
 	flags := []string{
-		"--dtype", "float32", "--max-model-len", "16384", "--block-size", strconv.Itoa(blockTokens),
-		"--num-gpu-blocks-override", strconv.Itoa(max(s.blocks, 0)), "--enforce-eager",
+		"--dtype", "float32", "--max-model-len", strconv.Itoa(min(16384, blocks*blockTokens)), "--block-size", strconv.Itoa(blockTokens),
+		"--num-gpu-blocks-override", strconv.Itoa(blocks), "--enforce-eager",
 		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d",`+
 			`"replay_endpoint":"tcp://*:%d","topic":"kv"}`, published, published+ranks),
-	}
-	if s.blocks == 0 {
-		flags[slices.Index(flags, "--num-gpu-blocks-override")+1] = "3000"
 	}
 	if ranks > 1 {
 		flags = append(flags, "--data-parallel-size", strconv.Itoa(ranks))
@@ -90,15 +88,12 @@ func newEngine(env environment, logs, name string, s setup) *engine {
 		flags = append(flags, "--kv-transfer-config", `{"kv_connector":"NixlConnector","kv_role":"`+s.nixl+
 			`","kv_buffer_device":"cpu","kv_load_failure_policy":"fail"}`)
 	}
-	if s.lora {
-		flags = append(flags, "--enable-lora", "--lora-modules", "adapter="+env.adapter)
-	}
 	if s.rust {
 		e.web = fmt.Sprint("127.0.0.1:", ports[1])
 		e.program = env.program("vllm-rs")
 		e.args = append([]string{
-			"serve", env.model, "--python", env.program("python"), "--served-model-name", "tiny",
-			"--host", "127.0.0.1", "--port", strconv.Itoa(ports[1]), "--grpc-port", strconv.Itoa(ports[0]), "--",
+			"serve", env.model, "--python", env.headless, "--served-model-name", "tiny", "--lora-modules", "adapter=" + env.adapter,
+			"--host", "127.0.0.1", "--port", strconv.Itoa(ports[1]), "--grpc-port", strconv.Itoa(ports[0]), "--", "--enable-lora",
 		}, flags...)
 	} else {
 		e.args = append([]string{
@@ -106,7 +101,8 @@ func newEngine(env environment, logs, name string, s setup) *engine {
 			"--host", "127.0.0.1", "--port", strconv.Itoa(ports[0]),
 		}, flags...)
 	}
-	e.variables = map[string]string{"VLLM_NIXL_SIDE_CHANNEL_PORT": strconv.Itoa(side), "VLLM_LOG_STATS_INTERVAL": "1"}
+	e.variables = map[string]string{"VLLM_NIXL_SIDE_CHANNEL_PORT": strconv.Itoa(side), "VLLM_LOG_STATS_INTERVAL": "1",
+		"VLLM_SERVER_DEV_MODE": "1"} // vllm-rs flushes its cache
 	return e
 }
 
@@ -295,15 +291,55 @@ func (e *engine) restart(ctx context.Context) error {
 // flush empties the prefix cache. The event follows with the engine's next step.
 func (e *engine) flush(ctx context.Context) error {
 	if e.rust {
-		return errors.New("vllm-rs cannot flush its cache")
+		defer http.DefaultClient.CloseIdleConnections()
+		reset, err := http.Post("http://"+e.web+"/reset_prefix_cache", "", nil)
+		if err != nil {
+			return err
+		}
+		if _ = reset.Body.Close(); reset.StatusCode != http.StatusOK {
+			return errors.New(reset.Status)
+		}
+		return nil
 	}
 	return e.conn.Invoke(ctx, "/vllm.grpc.engine.VllmEngine/FlushCache", &emptypb.Empty{}, &emptypb.Empty{})
 }
 
-// loads are the loads of the engine's ranks, by its own count.
-func (e *engine) loads(ctx context.Context) ([]*enginepb.SchedulerLoad, error) {
+// ongoing returns how many requests the engine has, by its own count.
+func (e *engine) ongoing(ctx context.Context) (n int, err error) {
+	if e.rust {
+		running, err := e.counter(ctx, "vllm:num_requests_running")
+		waiting, failed := e.counter(ctx, "vllm:num_requests_waiting")
+		return int(running + waiting), errors.Join(err, failed)
+	}
 	all, err := enginepb.NewVllmEngineClient(e.conn).GetLoads(ctx, &enginepb.GetLoadsRequest{})
-	return all.GetLoads(), err
+	for _, l := range all.GetLoads() {
+		n += int(l.GetNumRunningReqs() + l.GetNumWaitingReqs())
+	}
+	return n, err
+}
+
+// counter returns the sum of a metric on vllm-rs' /metrics.
+func (e *engine) counter(ctx context.Context, name string) (sum float64, err error) {
+	get, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+e.web+"/metrics", nil)
+	if err != nil {
+		return 0, err
+	}
+	page, err := http.DefaultClient.Do(get)
+	if err != nil {
+		return 0, err
+	}
+	defer http.DefaultClient.CloseIdleConnections()
+	defer page.Body.Close()
+	for lines := bufio.NewScanner(page.Body); lines.Scan(); {
+		if rest, ok := strings.CutPrefix(lines.Text(), name); ok && (rest[0] == '{' || rest[0] == ' ') {
+			n, err := strconv.ParseFloat(rest[strings.LastIndexByte(rest, ' ')+1:], 64)
+			if err != nil {
+				return 0, err
+			}
+			sum += n
+		}
+	}
+	return sum, nil
 }
 
 // startAll starts engines side by side.
@@ -322,46 +358,38 @@ func startAll(t testing.TB, engines []*engine) {
 	t.Logf("%d engines started in %v", len(engines), time.Since(begin).Round(time.Second))
 }
 
-// launch starts n engines of a kind until the test ends. The shared engines end first: there is memory for one set.
+// theSet are the engines that run: there is memory for one set. Tests use it one after the other.
+var theSet struct {
+	setup
+	engines []*engine
+	logs    string // the folder of their output
+}
+
+// launch returns n engines of a kind whose caches are empty. They are those of the test before it if it had the same, and
+// those of them that it has ended are started again.
 func launch(t testing.TB, n int, s setup) []*engine {
 	t.Helper()
 	env := requireEngines(t)
-	endShared()
-	var all []*engine
-	for i := range n {
-		all = append(all, newEngine(env, t.TempDir(), fmt.Sprint("engine", i), s))
-	}
-	t.Cleanup(func() { finish(t, all) })
-	startAll(t, all)
-	return all
-}
-
-// finish ends engines, and shows their output if the test has failed.
-func finish(t testing.TB, engines []*engine) {
-	for i, e := range engines {
-		if t.Failed() {
-			t.Logf("engine %d:\n%s", i, e.tail())
-		}
-		e.end()
-	}
-}
-
-// sharedEngines are three engines that the tests use one after the other.
-var sharedEngines []*engine
-
-// shared returns three engines whose caches are empty. Those that the test before has ended are started again.
-func shared(t testing.TB) []*engine {
-	t.Helper()
-	env := requireEngines(t)
-	if sharedEngines == nil {
-		logs, err := os.MkdirTemp("", "warmpath-real")
+	if theSet.setup != s || len(theSet.engines) != n {
+		endSet()
+		theSet.setup = s
+		var err error
+		theSet.logs, err = os.MkdirTemp("", "warmpath-real")
 		require.NoError(t, err)
-		for i := range 3 {
-			sharedEngines = append(sharedEngines, newEngine(env, logs, fmt.Sprint("shared", i), setup{}))
+		for i := range n {
+			theSet.engines = append(theSet.engines, newEngine(env, theSet.logs, fmt.Sprint("engine", i), s))
 		}
 	}
+	engines := theSet.engines
+	t.Cleanup(func() {
+		if t.Failed() {
+			for i, e := range engines {
+				t.Logf("engine %d:\n%s", i, e.tail())
+			}
+		}
+	})
 	var broken []*engine
-	for _, e := range sharedEngines {
+	for _, e := range engines {
 		if e.pid == 0 || !e.healthy(t.Context()) {
 			broken = append(broken, e)
 		}
@@ -369,26 +397,23 @@ func shared(t testing.TB) []*engine {
 	if len(broken) > 0 {
 		startAll(t, broken)
 	}
-	for _, e := range sharedEngines {
+	for _, e := range engines {
 		require.NoError(t, e.flush(t.Context()))
 	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			for i, e := range sharedEngines {
-				t.Logf("engine %d:\n%s", i, e.tail())
-			}
-		}
-	})
-	return sharedEngines
+	return engines
 }
 
-// endShared ends the shared engines.
-func endShared() {
-	for _, e := range sharedEngines {
+// shared returns three engines of VllmEngine, for tests that need nothing else.
+func shared(t testing.TB) []*engine {
+	t.Helper()
+	return launch(t, 3, setup{})
+}
+
+// endSet ends the engines.
+func endSet() {
+	for _, e := range theSet.engines {
 		e.end()
 	}
-	if len(sharedEngines) > 0 {
-		_ = os.RemoveAll(filepath.Dir(sharedEngines[0].log))
-	}
-	sharedEngines = nil
+	_ = os.RemoveAll(theSet.logs)
+	theSet.engines = nil
 }

@@ -17,12 +17,12 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(suite{m}) }
 
-// suite ends the shared engines after the tests, and removes the command.
+// suite ends the engines after the tests, and removes the command.
 type suite struct{ *testing.M }
 
 func (s suite) Run() int {
 	code := s.M.Run()
-	endShared()
+	endSet()
 	theLauncher.close()
 	_ = os.RemoveAll(commandDir) // nothing, if it is empty
 	return code
@@ -33,6 +33,8 @@ type environment struct {
 	dir string
 	// model and adapter are the folders of the model and of a LoRA adapter for it.
 	model, adapter string
+	// headless is the path of the program engines/headless.py.
+	headless string
 }
 
 // program returns the path of a program of the environment: python, vllm-rs, envoy, smg.
@@ -55,6 +57,9 @@ var found = sync.OnceValues(func() (environment, error) {
 	e := environment{dir: filepath.Join(cache, "warmpath", "engines-"+requirements)}
 	e.model = filepath.Join(e.dir, "model-"+model, "tiny")
 	e.adapter = filepath.Join(e.dir, "model-"+model, "adapter")
+	if e.headless, err = filepath.Abs("engines/headless.py"); err != nil {
+		return environment{}, err
+	}
 	for _, path := range []string{filepath.Join(e.dir, "complete"), e.model} {
 		if _, err := os.Stat(path); err != nil {
 			return environment{}, err

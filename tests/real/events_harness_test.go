@@ -3,6 +3,7 @@ package real
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -20,9 +21,16 @@ import (
 
 // follower is what an engine of VllmEngine has published of its cache.
 type follower struct {
-	mu     sync.Mutex // guards what follows
-	held   map[int64]bool
-	stored map[string]int32 // the rank of each block that was ever stored, by its tokens
+	mu      sync.Mutex // guards what follows
+	held    map[block]bool
+	removed int
+	stored  map[string]int32 // the rank of each block that was ever stored, by its tokens
+}
+
+// block is a block in the cache of a rank.
+type block struct {
+	rank int32
+	hash int64
 }
 
 // follow follows an engine until the test ends.
@@ -33,7 +41,7 @@ func follow(t testing.TB, e *engine) *follower {
 	ctx, cancel := context.WithCancel(context.Background())
 	stream, err := enginepb.NewVllmEngineClient(conn).SubscribeKvEvents(ctx, &commonpb.SubscribeKvEventsRequest{})
 	require.NoError(t, err)
-	f := &follower{held: make(map[int64]bool), stored: make(map[string]int32)}
+	f := &follower{held: make(map[block]bool), stored: make(map[string]int32)}
 	var reading sync.WaitGroup
 	reading.Go(func() {
 		for batch, err := stream.Recv(); err == nil; batch, err = stream.Recv() {
@@ -49,14 +57,15 @@ func (f *follower) apply(batch *commonpb.KvEventBatch) {
 	defer f.mu.Unlock()
 	for _, e := range batch.GetEvents() {
 		for _, b := range e.GetStored().GetBlocks() {
-			f.held[b.GetBlockHash()] = true
+			f.held[block{batch.GetDpRank(), b.GetBlockHash()}] = true
 			f.stored[fmt.Sprint(b.GetTokenIds())] = batch.GetDpRank()
 		}
 		for _, h := range e.GetRemoved().GetBlockHashes() {
-			delete(f.held, h)
+			delete(f.held, block{batch.GetDpRank(), h})
+			f.removed++
 		}
 		if e.GetCleared() != nil {
-			clear(f.held)
+			maps.DeleteFunc(f.held, func(b block, _ bool) bool { return b.rank == batch.GetDpRank() })
 		}
 	}
 }
@@ -74,6 +83,13 @@ func (f *follower) rankOf(a answer) (int32, bool) {
 	defer f.mu.Unlock()
 	rank, ok := f.stored[lastBlock(a)]
 	return rank, ok
+}
+
+// blocks returns how many blocks the ranks hold, and how many they have removed.
+func (f *follower) blocks() (held, removed int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.held), f.removed
 }
 
 // fleetFile writes a fleet file with a replica for each engine, and returns its target. attributes are those of an

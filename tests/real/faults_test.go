@@ -80,8 +80,7 @@ func TestNoCallFailsWithAnEngine(t *testing.T) {
 func busy(ctx context.Context, engines []*engine) *engine {
 	for ctx.Err() == nil {
 		for _, e := range engines {
-			loads, err := e.loads(ctx)
-			if err == nil && len(loads) == 1 && loads[0].GetNumRunningReqs() > 0 {
+			if n, err := e.ongoing(ctx); err == nil && n > 0 {
 				return e
 			}
 		}

@@ -44,9 +44,19 @@ func warmpath(t testing.TB, args ...string) *exec.Cmd {
 // serve runs warmpath serve for engines until the test ends, and returns its address. more is YAML of the deployment.
 func serve(t testing.TB, engines []*engine, more ...string) string {
 	t.Helper()
-	config := "deployments:\n  chat:\n    replicas:\n"
+	var addresses []string
 	for _, e := range engines {
-		config += fmt.Sprintf("    - {address: %q}\n", e.addr)
+		addresses = append(addresses, e.addr)
+	}
+	return serveAt(t, addresses, nil, more...)
+}
+
+// serveAt is serve for replicas at addresses, with flags.
+func serveAt(t testing.TB, replicas, flags []string, more ...string) string {
+	t.Helper()
+	config := "deployments:\n  chat:\n    replicas:\n"
+	for _, r := range replicas {
+		config += fmt.Sprintf("    - {address: %q}\n", r)
 	}
 	for _, line := range more {
 		config += "    " + line + "\n"
@@ -54,7 +64,17 @@ func serve(t testing.TB, engines []*engine, more ...string) string {
 	path := filepath.Join(t.TempDir(), "warmpath.yaml")
 	require.NoError(t, os.WriteFile(path, []byte(config), 0o600))
 	addr := fmt.Sprint("127.0.0.1:", freeport.Find(1)[0])
-	c := warmpath(t, "serve", "--config", path, "--listen", addr)
+	background(t, warmpath(t, append([]string{"serve", "--config", path, "--listen", addr}, flags...)...))
+	require.Eventually(t, func() bool {
+		conn, err := net.Dial("tcp", addr)
+		return err == nil && conn.Close() == nil
+	}, time.Minute, 10*time.Millisecond)
+	return addr
+}
+
+// background runs a program until the test ends.
+func background(t testing.TB, c *exec.Cmd) {
+	t.Helper()
 	var log strings.Builder
 	c.Stdout, c.Stderr = &log, &log
 	require.NoError(t, c.Start())
@@ -67,9 +87,4 @@ func serve(t testing.TB, engines []*engine, more ...string) string {
 			t.Log(log.String())
 		}
 	})
-	require.Eventually(t, func() bool {
-		conn, err := net.Dial("tcp", addr)
-		return err == nil && conn.Close() == nil
-	}, time.Minute, 10*time.Millisecond)
-	return addr
 }

@@ -75,7 +75,7 @@ func (x FinishInfo_FinishReason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use FinishInfo_FinishReason.Descriptor instead.
 func (FinishInfo_FinishReason) EnumDescriptor() ([]byte, []int) {
-	return file_vllm_inference_proto_rawDescGZIP(), []int{5, 0}
+	return file_vllm_inference_proto_rawDescGZIP(), []int{6, 0}
 }
 
 // TokenIds is a tokenised prompt.
@@ -234,6 +234,61 @@ func (x *KvParams) GetKvTransferParams() *structpb.Struct {
 	return nil
 }
 
+// ResponseOptions says what responses contain. The simulated engine sends text and token ids anyway.
+type ResponseOptions struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The new text; absent means true.
+	OutputText *bool `protobuf:"varint,4,opt,name=output_text,json=outputText,proto3,oneof" json:"output_text,omitempty"`
+	// The new token ids.
+	OutputTokenIds bool `protobuf:"varint,5,opt,name=output_token_ids,json=outputTokenIds,proto3" json:"output_token_ids,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ResponseOptions) Reset() {
+	*x = ResponseOptions{}
+	mi := &file_vllm_inference_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResponseOptions) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResponseOptions) ProtoMessage() {}
+
+func (x *ResponseOptions) ProtoReflect() protoreflect.Message {
+	mi := &file_vllm_inference_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResponseOptions.ProtoReflect.Descriptor instead.
+func (*ResponseOptions) Descriptor() ([]byte, []int) {
+	return file_vllm_inference_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ResponseOptions) GetOutputText() bool {
+	if x != nil && x.OutputText != nil {
+		return *x.OutputText
+	}
+	return false
+}
+
+func (x *ResponseOptions) GetOutputTokenIds() bool {
+	if x != nil {
+		return x.OutputTokenIds
+	}
+	return false
+}
+
 // GenerateRequest is one prompt.
 type GenerateRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -248,6 +303,8 @@ type GenerateRequest struct {
 	Prompt isGenerateRequest_Prompt `protobuf_oneof:"prompt"`
 	// When to stop.
 	Stopping *StoppingCriteria `protobuf:"bytes,8,opt,name=stopping,proto3" json:"stopping,omitempty"`
+	// What the responses contain.
+	Response *ResponseOptions `protobuf:"bytes,9,opt,name=response,proto3" json:"response,omitempty"`
 	// The prefix cache.
 	Kv *KvParams `protobuf:"bytes,10,opt,name=kv,proto3" json:"kv,omitempty"`
 	// Session of the request; the engine ignores it.
@@ -260,7 +317,7 @@ type GenerateRequest struct {
 
 func (x *GenerateRequest) Reset() {
 	*x = GenerateRequest{}
-	mi := &file_vllm_inference_proto_msgTypes[3]
+	mi := &file_vllm_inference_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -272,7 +329,7 @@ func (x *GenerateRequest) String() string {
 func (*GenerateRequest) ProtoMessage() {}
 
 func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_vllm_inference_proto_msgTypes[3]
+	mi := &file_vllm_inference_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -285,7 +342,7 @@ func (x *GenerateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateRequest.ProtoReflect.Descriptor instead.
 func (*GenerateRequest) Descriptor() ([]byte, []int) {
-	return file_vllm_inference_proto_rawDescGZIP(), []int{3}
+	return file_vllm_inference_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *GenerateRequest) GetRequestId() string {
@@ -330,6 +387,13 @@ func (x *GenerateRequest) GetTokenIds() *TokenIds {
 func (x *GenerateRequest) GetStopping() *StoppingCriteria {
 	if x != nil {
 		return x.Stopping
+	}
+	return nil
+}
+
+func (x *GenerateRequest) GetResponse() *ResponseOptions {
+	if x != nil {
+		return x.Response
 	}
 	return nil
 }
@@ -384,7 +448,7 @@ type PromptInfo struct {
 
 func (x *PromptInfo) Reset() {
 	*x = PromptInfo{}
-	mi := &file_vllm_inference_proto_msgTypes[4]
+	mi := &file_vllm_inference_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -396,7 +460,7 @@ func (x *PromptInfo) String() string {
 func (*PromptInfo) ProtoMessage() {}
 
 func (x *PromptInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_vllm_inference_proto_msgTypes[4]
+	mi := &file_vllm_inference_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -409,7 +473,7 @@ func (x *PromptInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PromptInfo.ProtoReflect.Descriptor instead.
 func (*PromptInfo) Descriptor() ([]byte, []int) {
-	return file_vllm_inference_proto_rawDescGZIP(), []int{4}
+	return file_vllm_inference_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *PromptInfo) GetNumPromptTokens() uint32 {
@@ -434,7 +498,7 @@ type FinishInfo struct {
 
 func (x *FinishInfo) Reset() {
 	*x = FinishInfo{}
-	mi := &file_vllm_inference_proto_msgTypes[5]
+	mi := &file_vllm_inference_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +510,7 @@ func (x *FinishInfo) String() string {
 func (*FinishInfo) ProtoMessage() {}
 
 func (x *FinishInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_vllm_inference_proto_msgTypes[5]
+	mi := &file_vllm_inference_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +523,7 @@ func (x *FinishInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishInfo.ProtoReflect.Descriptor instead.
 func (*FinishInfo) Descriptor() ([]byte, []int) {
-	return file_vllm_inference_proto_rawDescGZIP(), []int{5}
+	return file_vllm_inference_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FinishInfo) GetNumOutputTokens() uint32 {
@@ -502,7 +566,7 @@ type Output struct {
 
 func (x *Output) Reset() {
 	*x = Output{}
-	mi := &file_vllm_inference_proto_msgTypes[6]
+	mi := &file_vllm_inference_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +578,7 @@ func (x *Output) String() string {
 func (*Output) ProtoMessage() {}
 
 func (x *Output) ProtoReflect() protoreflect.Message {
-	mi := &file_vllm_inference_proto_msgTypes[6]
+	mi := &file_vllm_inference_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +591,7 @@ func (x *Output) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Output.ProtoReflect.Descriptor instead.
 func (*Output) Descriptor() ([]byte, []int) {
-	return file_vllm_inference_proto_rawDescGZIP(), []int{6}
+	return file_vllm_inference_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Output) GetIndex() uint32 {
@@ -578,7 +642,7 @@ type GenerateResponse struct {
 
 func (x *GenerateResponse) Reset() {
 	*x = GenerateResponse{}
-	mi := &file_vllm_inference_proto_msgTypes[7]
+	mi := &file_vllm_inference_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -590,7 +654,7 @@ func (x *GenerateResponse) String() string {
 func (*GenerateResponse) ProtoMessage() {}
 
 func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_vllm_inference_proto_msgTypes[7]
+	mi := &file_vllm_inference_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -603,7 +667,7 @@ func (x *GenerateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GenerateResponse.ProtoReflect.Descriptor instead.
 func (*GenerateResponse) Descriptor() ([]byte, []int) {
-	return file_vllm_inference_proto_rawDescGZIP(), []int{7}
+	return file_vllm_inference_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GenerateResponse) GetPromptInfo() *PromptInfo {
@@ -633,14 +697,20 @@ const file_vllm_inference_proto_rawDesc = "" +
 	"\x13bypass_prefix_cache\x18\x01 \x01(\bR\x11bypassPrefixCache\x12\x1d\n" +
 	"\n" +
 	"cache_salt\x18\x02 \x01(\tR\tcacheSalt\x12E\n" +
-	"\x12kv_transfer_params\x18\x03 \x01(\v2\x17.google.protobuf.StructR\x10kvTransferParams\"\xcc\x02\n" +
+	"\x12kv_transfer_params\x18\x03 \x01(\v2\x17.google.protobuf.StructR\x10kvTransferParams\"q\n" +
+	"\x0fResponseOptions\x12$\n" +
+	"\voutput_text\x18\x04 \x01(\bH\x00R\n" +
+	"outputText\x88\x01\x01\x12(\n" +
+	"\x10output_token_ids\x18\x05 \x01(\bR\x0eoutputTokenIdsB\x0e\n" +
+	"\f_output_text\"\xff\x02\n" +
 	"\x0fGenerateRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x14\n" +
 	"\x04text\x18\x03 \x01(\tH\x00R\x04text\x12-\n" +
 	"\ttoken_ids\x18\x04 \x01(\v2\x0e.vllm.TokenIdsH\x00R\btokenIds\x122\n" +
-	"\bstopping\x18\b \x01(\v2\x16.vllm.StoppingCriteriaR\bstopping\x12\x1e\n" +
+	"\bstopping\x18\b \x01(\v2\x16.vllm.StoppingCriteriaR\bstopping\x121\n" +
+	"\bresponse\x18\t \x01(\v2\x15.vllm.ResponseOptionsR\bresponse\x12\x1e\n" +
 	"\x02kv\x18\n" +
 	" \x01(\v2\x0e.vllm.KvParamsR\x02kv\x12\"\n" +
 	"\n" +
@@ -696,38 +766,40 @@ func file_vllm_inference_proto_rawDescGZIP() []byte {
 }
 
 var file_vllm_inference_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_vllm_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 8)
+var file_vllm_inference_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
 var file_vllm_inference_proto_goTypes = []any{
 	(FinishInfo_FinishReason)(0), // 0: vllm.FinishInfo.FinishReason
 	(*TokenIds)(nil),             // 1: vllm.TokenIds
 	(*StoppingCriteria)(nil),     // 2: vllm.StoppingCriteria
 	(*KvParams)(nil),             // 3: vllm.KvParams
-	(*GenerateRequest)(nil),      // 4: vllm.GenerateRequest
-	(*PromptInfo)(nil),           // 5: vllm.PromptInfo
-	(*FinishInfo)(nil),           // 6: vllm.FinishInfo
-	(*Output)(nil),               // 7: vllm.Output
-	(*GenerateResponse)(nil),     // 8: vllm.GenerateResponse
-	(*structpb.Struct)(nil),      // 9: google.protobuf.Struct
+	(*ResponseOptions)(nil),      // 4: vllm.ResponseOptions
+	(*GenerateRequest)(nil),      // 5: vllm.GenerateRequest
+	(*PromptInfo)(nil),           // 6: vllm.PromptInfo
+	(*FinishInfo)(nil),           // 7: vllm.FinishInfo
+	(*Output)(nil),               // 8: vllm.Output
+	(*GenerateResponse)(nil),     // 9: vllm.GenerateResponse
+	(*structpb.Struct)(nil),      // 10: google.protobuf.Struct
 }
 var file_vllm_inference_proto_depIdxs = []int32{
-	9,  // 0: vllm.KvParams.kv_transfer_params:type_name -> google.protobuf.Struct
+	10, // 0: vllm.KvParams.kv_transfer_params:type_name -> google.protobuf.Struct
 	1,  // 1: vllm.GenerateRequest.token_ids:type_name -> vllm.TokenIds
 	2,  // 2: vllm.GenerateRequest.stopping:type_name -> vllm.StoppingCriteria
-	3,  // 3: vllm.GenerateRequest.kv:type_name -> vllm.KvParams
-	0,  // 4: vllm.FinishInfo.finish_reason:type_name -> vllm.FinishInfo.FinishReason
-	9,  // 5: vllm.FinishInfo.kv_transfer_params:type_name -> google.protobuf.Struct
-	6,  // 6: vllm.Output.finish_info:type_name -> vllm.FinishInfo
-	5,  // 7: vllm.GenerateResponse.prompt_info:type_name -> vllm.PromptInfo
-	7,  // 8: vllm.GenerateResponse.outputs:type_name -> vllm.Output
-	4,  // 9: vllm.Inference.Generate:input_type -> vllm.GenerateRequest
-	4,  // 10: vllm.Inference.GenerateStream:input_type -> vllm.GenerateRequest
-	8,  // 11: vllm.Inference.Generate:output_type -> vllm.GenerateResponse
-	8,  // 12: vllm.Inference.GenerateStream:output_type -> vllm.GenerateResponse
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	4,  // 3: vllm.GenerateRequest.response:type_name -> vllm.ResponseOptions
+	3,  // 4: vllm.GenerateRequest.kv:type_name -> vllm.KvParams
+	0,  // 5: vllm.FinishInfo.finish_reason:type_name -> vllm.FinishInfo.FinishReason
+	10, // 6: vllm.FinishInfo.kv_transfer_params:type_name -> google.protobuf.Struct
+	7,  // 7: vllm.Output.finish_info:type_name -> vllm.FinishInfo
+	6,  // 8: vllm.GenerateResponse.prompt_info:type_name -> vllm.PromptInfo
+	8,  // 9: vllm.GenerateResponse.outputs:type_name -> vllm.Output
+	5,  // 10: vllm.Inference.Generate:input_type -> vllm.GenerateRequest
+	5,  // 11: vllm.Inference.GenerateStream:input_type -> vllm.GenerateRequest
+	9,  // 12: vllm.Inference.Generate:output_type -> vllm.GenerateResponse
+	9,  // 13: vllm.Inference.GenerateStream:output_type -> vllm.GenerateResponse
+	12, // [12:14] is the sub-list for method output_type
+	10, // [10:12] is the sub-list for method input_type
+	10, // [10:10] is the sub-list for extension type_name
+	10, // [10:10] is the sub-list for extension extendee
+	0,  // [0:10] is the sub-list for field type_name
 }
 
 func init() { file_vllm_inference_proto_init() }
@@ -735,19 +807,20 @@ func file_vllm_inference_proto_init() {
 	if File_vllm_inference_proto != nil {
 		return
 	}
-	file_vllm_inference_proto_msgTypes[3].OneofWrappers = []any{
+	file_vllm_inference_proto_msgTypes[3].OneofWrappers = []any{}
+	file_vllm_inference_proto_msgTypes[4].OneofWrappers = []any{
 		(*GenerateRequest_Text)(nil),
 		(*GenerateRequest_TokenIds)(nil),
 	}
-	file_vllm_inference_proto_msgTypes[6].OneofWrappers = []any{}
 	file_vllm_inference_proto_msgTypes[7].OneofWrappers = []any{}
+	file_vllm_inference_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_vllm_inference_proto_rawDesc), len(file_vllm_inference_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   8,
+			NumMessages:   9,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
