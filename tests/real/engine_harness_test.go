@@ -35,7 +35,7 @@ type setup struct {
 	// rust starts vllm-rs, which speaks vllm.Inference, vllm.Control and OpenAI's API, and serves the environment's LoRA
 	// adapter as "adapter". Otherwise the server in Python is started, which speaks VllmEngine.
 	rust bool
-	// blocks bounds the KV cache, and prompts if it has no room for 16,384 tokens; 0 = 3,000 blocks.
+	// blocks bounds the KV cache, and prompts to half of it; 0 = 3,000 blocks.
 	blocks int
 	// ranks are data-parallel ranks, an engine core each; 0 = 1.
 	ranks int
@@ -74,7 +74,7 @@ func newEngine(env environment, logs, name string, s setup) *engine {
 	}
 	blocks := cmp.Or(s.blocks, 3000)
 	flags := []string{
-		"--dtype", "float32", "--max-model-len", strconv.Itoa(min(16384, blocks*blockTokens)), "--block-size", strconv.Itoa(blockTokens),
+		"--dtype", "float32", "--max-model-len", strconv.Itoa(min(16384, blocks*blockTokens/2)), "--block-size", strconv.Itoa(blockTokens),
 		"--num-gpu-blocks-override", strconv.Itoa(blocks), "--enforce-eager",
 		"--kv-events-config", fmt.Sprintf(`{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:%d",`+
 			`"replay_endpoint":"tcp://*:%d","topic":"kv"}`, published, published+ranks),
