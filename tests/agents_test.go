@@ -19,7 +19,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
-	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
+	vllmpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm"
 )
 
 // agentFleet is a channel with the policy consistent_hash over two replicas, and what makes the first one drain.

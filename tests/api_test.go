@@ -36,7 +36,7 @@ func TestAPI(t *testing.T) {
 
 // publicDirs are the directories of the packages that others can import.
 func publicDirs(t *testing.T) (dirs []string) {
-	programs := regexp.MustCompile(`^(cmd|examples|tests|proto)\b|(^|/)internal/`)
+	programs := regexp.MustCompile(`^(cmd|examples|lab|tests|proto)\b|(^|/)internal/`)
 	for _, p := range list(t) {
 		if rel := strings.TrimPrefix(p.ImportPath, module+"/"); !programs.MatchString(rel) {
 			dirs = append(dirs, rel)

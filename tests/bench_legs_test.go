@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/client"
-	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
+	vllmpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm"
 )
 
 // BenchmarkHandOver compares a call in two legs with a call served whole, at replicas that answer at once. The

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
 // steady is an engine whose messages are encoded once, so that the processor time is mostly the client's.

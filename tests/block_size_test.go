@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
 // A blockFleet is two engines with blocks of one size.

@@ -15,9 +15,9 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
-	"github.com/warmpath/warmpath/internal/lab/race"
+	"github.com/warmpath/warmpath/internal/race"
 	"github.com/warmpath/warmpath/internal/telemetry"
+	"github.com/warmpath/warmpath/lab/enginesim/grpcserver"
 )
 
 // Each request goes to a prefill and a decode engine, which check their legs. The answer equals that of an unsplit

@@ -13,9 +13,9 @@ import (
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/balancer"
 	"github.com/warmpath/warmpath/internal/fleetfile"
-	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
 	"github.com/warmpath/warmpath/internal/requestkey"
 	"github.com/warmpath/warmpath/internal/tokenize"
+	"github.com/warmpath/warmpath/lab/sim/matrix"
 	"github.com/warmpath/warmpath/server"
 )
 

@@ -74,6 +74,7 @@ require (
 	github.com/prometheus/otlptranslator v1.0.0 // indirect
 	github.com/prometheus/procfs v0.22.0 // indirect
 	github.com/twmb/murmur3 v1.2.2 // indirect
+	github.com/warmpath/warmpath/lab v0.0.0
 	github.com/warmpath/warmpath/tokenizers v0.0.0
 	github.com/xlab/treeprint v1.2.0 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
@@ -91,3 +92,5 @@ require (
 )
 
 replace github.com/warmpath/warmpath/tokenizers => ../tokenizers
+
+replace github.com/warmpath/warmpath/lab => ../lab

@@ -16,8 +16,8 @@ import (
 	"google.golang.org/grpc/resolver/manual"
 
 	"github.com/warmpath/warmpath/client"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/lab/enginesim/kvpublish"
 )
 
 // A client sees which prefixes other clients have warmed: a prompt that it never sent goes to a warm replica.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/warmpath/warmpath/client"
 	"github.com/warmpath/warmpath/internal/kvevents"
-	"github.com/warmpath/warmpath/internal/lab/race"
+	"github.com/warmpath/warmpath/internal/race"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 	"github.com/warmpath/warmpath/server"
 )

@@ -15,8 +15,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/kvevents"
-	commonpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/smg/grpc/common"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	commonpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/smg/grpc/common"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
 // manyRanks is a connection whose stream has one batch for each of many ranks, all negative.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/internal/kvevents"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/lab/enginesim/kvpublish"
 )
 
 // eightEngines are engines of every kind: three encodings over ZeroMQ, and gRPC.

@@ -13,8 +13,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/warmpath/warmpath/client"
-	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
 	"github.com/warmpath/warmpath/internal/telemetry"
+	vllmpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm"
 )
 
 // oneStrike ejects a replica after one bad call.

@@ -31,7 +31,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/internal/lab/race"
+	"github.com/warmpath/warmpath/internal/race"
 )
 
 // A legEngine is an engine whose stubs are not in the tree: the part of its proto that a call in two legs uses. $ids

@@ -19,7 +19,7 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
-	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
+	vllmpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm"
 )
 
 // A legReplica answers legs of requests as vLLM's frontend does, and records the requests.

@@ -18,11 +18,11 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
-	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
-	"github.com/warmpath/warmpath/internal/lab/workload"
 	"github.com/warmpath/warmpath/internal/telemetry"
+	vllmpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
+	"github.com/warmpath/warmpath/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/lab/workload"
 )
 
 // A stream that cannot be resumed ends with the error of the break.

@@ -15,9 +15,9 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/lab/chaos"
-	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/lab/report"
+	"github.com/warmpath/warmpath/lab/chaos"
+	"github.com/warmpath/warmpath/lab/enginesim"
+	"github.com/warmpath/warmpath/lab/report"
 )
 
 // every stands for all scenarios, or all policies.

@@ -7,10 +7,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/lab/report"
-	"github.com/warmpath/warmpath/internal/lab/sim"
-	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/lab/enginesim"
+	"github.com/warmpath/warmpath/lab/report"
+	"github.com/warmpath/warmpath/lab/sim"
+	"github.com/warmpath/warmpath/lab/workload"
 )
 
 // maxDemoSpeed is where a millisecond of ours is 10 s of engine time: nothing is left to be measured.

@@ -100,6 +100,7 @@ require (
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/nats-io/nats-server/v2 v2.15.2
 	github.com/prometheus/client_golang v1.25.0
+	github.com/warmpath/warmpath/lab v0.0.0
 	github.com/warmpath/warmpath/resolver/kubernetes v0.0.0
 	github.com/warmpath/warmpath/server/nats v0.0.0
 	github.com/warmpath/warmpath/tokenizers v0.0.0
@@ -121,3 +122,5 @@ replace github.com/warmpath/warmpath/tokenizers => ../../tokenizers
 replace github.com/warmpath/warmpath/resolver/kubernetes => ../../resolver/kubernetes
 
 replace github.com/warmpath/warmpath/server/nats => ../../server/nats
+
+replace github.com/warmpath/warmpath/lab => ../../lab

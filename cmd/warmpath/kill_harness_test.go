@@ -24,9 +24,9 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
-	"github.com/warmpath/warmpath/internal/lab/drive"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
-	"github.com/warmpath/warmpath/internal/lab/freeport"
+	"github.com/warmpath/warmpath/internal/freeport"
+	"github.com/warmpath/warmpath/lab/drive"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
 // killWithin bounds every wait.

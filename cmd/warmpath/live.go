@@ -20,12 +20,12 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cluster"
-	"github.com/warmpath/warmpath/internal/lab/drive"
-	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/kvpublish"
-	"github.com/warmpath/warmpath/internal/lab/report"
-	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/lab/drive"
+	"github.com/warmpath/warmpath/lab/enginesim"
+	"github.com/warmpath/warmpath/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/lab/enginesim/kvpublish"
+	"github.com/warmpath/warmpath/lab/report"
+	"github.com/warmpath/warmpath/lab/workload"
 	"github.com/warmpath/warmpath/resolver"
 	"github.com/warmpath/warmpath/server"
 )

@@ -16,9 +16,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/lab/drive"
-	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/lab/drive"
+	"github.com/warmpath/warmpath/lab/enginesim"
+	"github.com/warmpath/warmpath/lab/enginesim/grpcserver"
 )
 
 // requireFields checks that the JSON has every field of the contract, with exactly its name.

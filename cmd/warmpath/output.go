@@ -15,8 +15,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/lab/drive"
-	"github.com/warmpath/warmpath/internal/lab/report"
+	"github.com/warmpath/warmpath/lab/drive"
+	"github.com/warmpath/warmpath/lab/report"
 )
 
 // outputFlags say where the results go.

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/drive"
-	"github.com/warmpath/warmpath/internal/lab/enginesim/grpcserver"
+	"github.com/warmpath/warmpath/lab/drive"
+	"github.com/warmpath/warmpath/lab/enginesim/grpcserver"
 )
 
 // requireModes checks that each mode decided in its own way, and that no call failed. It returns the figures.

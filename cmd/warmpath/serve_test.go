@@ -22,7 +22,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/keda/externalscaler"
-	"github.com/warmpath/warmpath/internal/lab/freeport"
+	"github.com/warmpath/warmpath/internal/freeport"
 )
 
 // transcript is the output of a running command.

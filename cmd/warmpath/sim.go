@@ -9,11 +9,11 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/lab/drive"
-	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/lab/sim"
-	"github.com/warmpath/warmpath/internal/lab/sim/baseline"
-	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/lab/drive"
+	"github.com/warmpath/warmpath/lab/enginesim"
+	"github.com/warmpath/warmpath/lab/sim"
+	"github.com/warmpath/warmpath/lab/sim/baseline"
+	"github.com/warmpath/warmpath/lab/workload"
 )
 
 // Bounds of --seeds and --copies.

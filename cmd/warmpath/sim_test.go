@@ -12,7 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/drive"
+	"github.com/warmpath/warmpath/lab/drive"
 )
 
 func TestSim(t *testing.T) {

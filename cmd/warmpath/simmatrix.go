@@ -11,9 +11,9 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/lab/sim"
-	"github.com/warmpath/warmpath/internal/lab/sim/matrix"
-	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/lab/sim"
+	"github.com/warmpath/warmpath/lab/sim/matrix"
+	"github.com/warmpath/warmpath/lab/workload"
 )
 
 // builtinMatrix is the name of the project's own cells.

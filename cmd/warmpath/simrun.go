@@ -14,11 +14,11 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/warmpath/warmpath/internal/lab/drive"
-	"github.com/warmpath/warmpath/internal/lab/enginesim"
-	"github.com/warmpath/warmpath/internal/lab/report"
-	"github.com/warmpath/warmpath/internal/lab/sim"
-	"github.com/warmpath/warmpath/internal/lab/workload"
+	"github.com/warmpath/warmpath/lab/drive"
+	"github.com/warmpath/warmpath/lab/enginesim"
+	"github.com/warmpath/warmpath/lab/report"
+	"github.com/warmpath/warmpath/lab/sim"
+	"github.com/warmpath/warmpath/lab/workload"
 )
 
 // rate is how fast requests are to arrive, and the words for it.

@@ -4,11 +4,16 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/prototext"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
+	"google.golang.org/protobuf/types/dynamicpb"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/warmpath/warmpath/balancer/dialect"
 	"github.com/warmpath/warmpath/balancer/policy"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
 	"github.com/warmpath/warmpath/internal/requestkey"
 )
 
@@ -19,11 +24,22 @@ func TestKeepIsBounded(t *testing.T) {
 	require.NoError(t, err)
 	h := NewHandle(nil, nil)
 	h.Bind(nil, &Binding{Dialects: table, Config: new(policy.Config{}.WithDefaults())}, nil)
+	file := new(descriptorpb.FileDescriptorProto)
+	require.NoError(t, prototext.Unmarshal([]byte(`name: "engine.proto" syntax: "proto3"
+		message_type { name: "Request" field { name: "tokenized" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".Input" }
+			field { name: "sampling_params" number: 4 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".Sampling" } }
+		message_type { name: "Input" field { name: "input_ids" number: 2 label: LABEL_REPEATED type: TYPE_UINT32 } }
+		message_type { name: "Sampling" field { name: "max_tokens" number: 8 label: LABEL_OPTIONAL type: TYPE_UINT32 } }`), file))
+	described, err := protodesc.NewFile(file, nil)
+	require.NoError(t, err)
 	request := func(n int) proto.Message {
-		return &enginepb.GenerateRequest{
-			Input:          &enginepb.GenerateRequest_Tokenized{Tokenized: &enginepb.TokenizedInput{InputIds: make([]uint32, n)}},
-			SamplingParams: &enginepb.SamplingParams{MaxTokens: proto.Uint32(60_000)},
+		in := func(b []byte, field protowire.Number, of []byte) []byte {
+			return protowire.AppendBytes(protowire.AppendTag(b, field, protowire.BytesType), of)
 		}
+		limit := protowire.AppendVarint(protowire.AppendTag(nil, 8, protowire.VarintType), 60_000)
+		m := dynamicpb.NewMessage(described.Messages().ByName("Request"))
+		require.NoError(t, proto.Unmarshal(in(in(nil, 2, in(nil, 2, make([]byte, n))), 4, limit), m))
+		return m
 	}
 	keep := func(n int) *Resume {
 		r := &Resume{call: &Call{Scope: &Scope{handle: h}}}
@@ -41,10 +57,10 @@ func TestKeepIsBounded(t *testing.T) {
 	}
 	require.Greater(t, h.resumable.Load(), int64(maxKeptAll-1<<20))
 	for _, r := range all {
-		require.True(t, r.Received(&enginepb.GenerateResponse{}))
+		require.True(t, r.Received(new(emptypb.Empty)))
 		r.forget()
 		r.forget()
-		require.True(t, r.Received(&enginepb.GenerateResponse{}))
+		require.True(t, r.Received(new(emptypb.Empty)))
 		next, _ := r.Next(nil)
 		require.Nil(t, next)
 	}

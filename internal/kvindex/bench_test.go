@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/warmpath/warmpath/internal/lab/race"
+	"github.com/warmpath/warmpath/internal/race"
 )
 
 func BenchmarkAppendTokens(b *testing.B) {

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"github.com/zeebo/xxh3"
 
-	"github.com/warmpath/warmpath/internal/lab/race"
+	"github.com/warmpath/warmpath/internal/race"
 )
 
 func oneToTwelve() []uint32 { return []uint32{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12} }

@@ -70,18 +70,6 @@ func scanned(x *Index, s Slot, blocks []uint64) int {
 	return len(blocks)
 }
 
-// Holders returns how many (block, replica) pairs Match can see.
-func (x *Index) Holders() (n int) {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	for i := range x.lru.lanes {
-		if l := &x.lru.lanes[i]; !l.retired {
-			n += int(l.n)
-		}
-	}
-	return n
-}
-
 // verify checks that tables, lists, sets and counts of the index agree.
 func verify(t testing.TB, x *Index) {
 	t.Helper()

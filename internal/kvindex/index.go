@@ -78,6 +78,18 @@ func (x *Index) Stats() Stats {
 	}
 }
 
+// Holders returns how many (block, replica) pairs Match can see. O(replicas).
+func (x *Index) Holders() (n int) {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	for i := range x.lru.lanes {
+		if l := &x.lru.lanes[i]; !l.retired {
+			n += int(l.n)
+		}
+	}
+	return n
+}
+
 func (x *Index) bytes() int64 {
 	return x.blocks.bytes + x.blocks.segments.bytes + x.lru.nodes.bytes + x.cells.bytes + x.fixed
 }

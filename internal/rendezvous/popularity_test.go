@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 
-	"github.com/warmpath/warmpath/internal/lab/race"
+	"github.com/warmpath/warmpath/internal/race"
 )
 
 // chained returns n block hashes that share the first of the family's.

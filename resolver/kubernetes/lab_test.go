@@ -26,8 +26,8 @@ import (
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/client"
+	"github.com/warmpath/warmpath/internal/apiserver"
 	"github.com/warmpath/warmpath/internal/fleet"
-	"github.com/warmpath/warmpath/internal/lab/apiserver"
 )
 
 // lab is a namespace of a real API server. The test writes the EndpointSlices of the Service chat as the

@@ -5,7 +5,7 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/warmpath/warmpath/internal/lab/apiserver"
+	"github.com/warmpath/warmpath/internal/apiserver"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(apiserver.Main{M: m}) }

@@ -16,7 +16,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/warmpath/warmpath/balancer/policy"
-	"github.com/warmpath/warmpath/internal/lab/freeport"
+	"github.com/warmpath/warmpath/internal/freeport"
 	warmpathv1 "github.com/warmpath/warmpath/proto/warmpath/v1"
 )
 

@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
-	"github.com/warmpath/warmpath/internal/lab/apiserver"
+	"github.com/warmpath/warmpath/internal/apiserver"
 )
 
 // published are the custom resource definitions that the manifests use, from the modules of their projects.

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/apiserver"
+	"github.com/warmpath/warmpath/internal/apiserver"
 )
 
 var program string // the program that build has built

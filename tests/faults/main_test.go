@@ -20,7 +20,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
-	"github.com/warmpath/warmpath/internal/lab/chaos"
+	"github.com/warmpath/warmpath/lab/chaos"
 )
 
 // engineSpec in the environment makes this binary an engine, the one that the JSON describes.

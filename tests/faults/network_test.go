@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/chaos"
+	"github.com/warmpath/warmpath/lab/chaos"
 )
 
 var both = []string{"consistent_hash", "kv_aware"}

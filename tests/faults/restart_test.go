@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/chaos"
+	"github.com/warmpath/warmpath/lab/chaos"
 )
 
 // served is the check that no call failed.

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
 )
 
 // longCall begins an output of 15,000 tokens, and returns when the first of them is here.

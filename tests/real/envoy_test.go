@@ -14,7 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/freeport"
+	"github.com/warmpath/warmpath/internal/freeport"
 )
 
 // startEnvoy runs Envoy with the example's configuration in front of the engines' OpenAI API until the test ends, with

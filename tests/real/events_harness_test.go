@@ -14,8 +14,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
-	commonpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/smg/grpc/common"
-	enginepb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm/grpc/engine"
+	commonpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/smg/grpc/common"
+	enginepb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm/grpc/engine"
 	_ "github.com/warmpath/warmpath/resolver/file"
 )
 

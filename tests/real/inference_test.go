@@ -17,7 +17,7 @@ import (
 	_ "github.com/warmpath/warmpath/balancer/kvevents"
 	"github.com/warmpath/warmpath/balancer/policy/kvaware"
 	"github.com/warmpath/warmpath/client"
-	vllmpb "github.com/warmpath/warmpath/internal/lab/enginesim/enginepb/vllm"
+	vllmpb "github.com/warmpath/warmpath/lab/enginesim/enginepb/vllm"
 )
 
 // viaInference calls vllm.Inference for token ids without text: such streams can go on elsewhere. Its answers have no

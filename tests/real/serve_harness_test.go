@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/warmpath/warmpath/internal/lab/freeport"
+	"github.com/warmpath/warmpath/internal/freeport"
 )
 
 // command builds the command once, in commandDir, which the end of the tests removes.

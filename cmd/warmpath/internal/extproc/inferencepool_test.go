@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/warmpath/warmpath/cmd/warmpath/internal/extproc"
-	"github.com/warmpath/warmpath/internal/lab/apiserver"
+	"github.com/warmpath/warmpath/internal/apiserver"
 	_ "github.com/warmpath/warmpath/resolver/kubernetes"
 )
 
