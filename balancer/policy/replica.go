@@ -4,6 +4,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/warmpath/warmpath/internal/router/state"
 )
@@ -94,6 +95,15 @@ func (r *Replica) Ongoing() int { return int(r.state.Ongoing()) }
 // QueuedTokens returns the uncached prompt tokens reserved on the replica and
 // not yet prefilled.
 func (r *Replica) QueuedTokens() int { return int(r.state.Book.Load() & state.TokenMask) }
+
+// Waiting returns how long a call of this client has waited for its first message there, one of those that wait; 0 = none
+// is known to wait. A call whose answer is one message does not count: its time is not that of a prefill.
+func (r *Replica) Waiting(now time.Time) time.Duration {
+	if picked := r.state.Waits.Load(); picked != 0 {
+		return max(now.Sub(time.Unix(0, picked)), 0)
+	}
+	return 0
+}
 
 // Full reports whether the replica has as many reservations as it may have, or has
 // refused a request a moment ago.

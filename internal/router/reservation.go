@@ -28,6 +28,7 @@ type Reservation struct {
 
 	router  *Router
 	prefill atomic.Int64 // tokens still charged
+	shows   bool         // its wait is that of state.Replica.Waits, until prefill is taken
 	held    atomic.Bool  // in the books
 	attempt outlier.Attempt
 }
@@ -42,10 +43,19 @@ func (b *Reservation) PrefillDone() {
 	if r == nil {
 		return
 	}
-	if prefill := b.prefill.Swap(0); prefill > 0 {
+	if prefill := b.takePrefill(); prefill > 0 {
 		part.OfReplica(b.Decision.Replica).Book.Add(-prefill)
 	}
 	r.Routes.send(&b.Decision)
+}
+
+// takePrefill takes the prompt's share of the load, and has another call show how long calls wait on the replica.
+func (b *Reservation) takePrefill() int64 {
+	prefill := b.prefill.Swap(0)
+	if prefill > 0 && b.shows {
+		part.OfReplica(b.Decision.Replica).Waits.Store(0)
+	}
+	return prefill
 }
 
 // Watched reports whether Answered returns how long the first message took. It is for the goroutine that made the pick.
@@ -109,7 +119,7 @@ func (b *Reservation) Withdraw(q *policy.Request) {
 func (b *Reservation) end() bool {
 	held := b.held.Swap(false)
 	if held {
-		part.OfReplica(b.Decision.Replica).Book.Add(-1<<state.TokenBits - b.prefill.Swap(0))
+		part.OfReplica(b.Decision.Replica).Book.Add(-1<<state.TokenBits - b.takePrefill())
 		b.router.outliers.End(&b.attempt)
 	}
 	return held

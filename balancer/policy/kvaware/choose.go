@@ -130,12 +130,22 @@ func (c *choice) add(k candidate, r *policy.Replica) {
 	if k.ranks > 1 {
 		part = c.part(&k, r)
 	}
-	load := part * c.View.Load(r)
+	load := part*c.View.Load(r) + c.unseen(r)
 	if load < c.least {
 		c.least, c.queue = load, part*cacheview.Queue(r)
 	}
 	c.saves = max(c.saves, saved)
 	c.options = append(c.options, option{candidate: k, replica: r, saved: saved, load: load})
+}
+
+// unseen returns the work that a call's wait shows to be there beyond what is known: that of clients that share nothing,
+// and that of an engine whose KV cache is full.
+func (c *choice) unseen(r *policy.Replica) float64 {
+	if r.QueuedTokens() == 0 {
+		return 0
+	}
+	wait := r.Waiting(c.View.Now())
+	return max(math.Float64frombits(c.speed.Load())*wait.Seconds()-cacheview.Queue(r)/r.Rate(), 0)
 }
 
 // part returns which part of the work on a replica is on a rank of it. Peer load is taken to be spread evenly.

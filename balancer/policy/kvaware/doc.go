@@ -13,7 +13,8 @@
 // not cached yet: it is more than one replica should bear, and clients that do not see each
 // other's load would all go to its first holders. queued are uncached prompt tokens
 // reserved there and not yet prefilled, κ is the channel's request_cost_tokens, both as in
-// the load of all policies. waiting are the requests that wait even at the least loaded: a
+// the load of all policies. A call of this client that waits for its first message shows more: what is prefilled
+// elsewhere in as long, where that is more than queued. waiting are the requests that wait even at the least loaded: a
 // miss delays them all. The request's own tokens weigh more than the queue's, else
 // caches are given up as the fleet fills.
 //

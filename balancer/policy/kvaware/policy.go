@@ -3,7 +3,9 @@ package kvaware
 import (
 	"cmp"
 	"context"
+	"math"
 	"sync/atomic"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -27,6 +29,8 @@ const (
 	// unshared is after how many prompts in a row of which nothing was cached anywhere the rendezvous order decides
 	// between equals: then the least loaded is no better a place for what comes next, nothing-shared-110 of the matrix.
 	unshared = 50
+	// speedStep is how far one call moves the logarithm of the speed of a prefill.
+	speedStep = 0.02
 	// sameBlocks is by how many tokens what is cached may differ from what was sent there because blocks end elsewhere,
 	// and 1/textError by which part of it because a part of a text has not as many tokens as its length lets expect.
 	sameBlocks, textError = 64, 8
@@ -84,6 +88,7 @@ type kvAware struct {
 
 	misses atomic.Int32     // prompts in a row of which nothing was cached anywhere
 	reuse  rendezvous.Reuse // what homes cache that this client did not send there
+	speed  atomic.Uint64    // tokens a second that a prompt's first message takes, as math.Float64bits; 0 = not known
 }
 
 // New returns a policy, or an error that names the field that is out of bounds.
@@ -185,6 +190,23 @@ func (p *kvAware) completed(q *policy.Request, d policy.Decision, o policy.Outco
 	case o.Usage.CachedTokens >= 0 && s.Tokens > 0:
 		p.measured(s, d.MatchedTokens, o.Usage)
 	}
+	if o.FirstMessage > 0 && s.Tokens > 0 {
+		cached := o.Usage.CachedTokens
+		if cached < 0 {
+			cached = d.MatchedTokens
+		}
+		p.timed(max(s.Tokens-cached, 0), o.FirstMessage)
+	}
+}
+
+// timed learns from how long the first message of a prompt took of which so many tokens were computed: the geometric
+// mean, which a few long waits hardly move.
+func (p *kvAware) timed(computed int, took time.Duration) {
+	speed := float64(computed+policy.RequestCost) / max(took, time.Millisecond).Seconds()
+	if was := math.Float64frombits(p.speed.Load()); was > 0 {
+		speed = was * math.Pow(speed/was, speedStep)
+	}
+	p.speed.Store(math.Float64bits(speed))
 }
 
 // measured learns from what the engine had cached of a prompt of which so many tokens were known to be cached.

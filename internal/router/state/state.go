@@ -31,7 +31,10 @@ type Replica struct {
 	Book    atomic.Int64  // ongoing<<TokenBits | reserved prefill tokens
 	Homes   atomic.Uint32 // calls whose home it is, since TakeHomes
 	Spilled atomic.Uint32 // those of them that went elsewhere
-	_       [cacheLine]byte
+	// Waits is when one of the calls that wait there for a first message was picked, in ns since 1970; 0 = none is known.
+	// Once that call waits no more, the next pick takes its place.
+	Waits atomic.Int64
+	_     [cacheLine]byte
 }
 
 const cacheLine = 64
