@@ -43,6 +43,10 @@ type index struct {
 	// The last snapshot, as of its version; in use while log reaches back to it.
 	snapshot        []*warmpathv1.IndexUpdate
 	snapshotVersion uint64
+
+	// The sizes of the engines' blocks, for watchers that are not sent what caches hold.
+	sizes        *warmpathv1.IndexUpdate // nil = to be made anew
+	sizesVersion uint64
 }
 
 // laneKey is one rank of a replica, and one tier of its cache.
@@ -71,6 +75,7 @@ type lane struct {
 	number uint32 // of the replica in the broadcast; 0 = not broadcast yet
 	held   map[uint64]link
 	routed bool   // predicted from routes, not reported by events
+	block  int    // tokens in a block of the engine; 0 = not known
 	order  uint64 // given to a link last
 	chain  uint64 // given to a link last
 
@@ -82,7 +87,7 @@ type link struct{ order, chain uint64 }
 
 // newIndex returns an empty index whose versions follow one.
 func newIndex(after uint64) *index {
-	return &index{lanes: make(map[laneKey]*lane), version: after + 1, floor: after + 1}
+	return &index{lanes: make(map[laneKey]*lane), version: after + 1, floor: after + 1, sizesVersion: after + 1}
 }
 
 // take applies the changes of superblocks; others are ignored. Called by one goroutine at a time for each replica.
@@ -93,6 +98,10 @@ func (x *index) take(changes []policy.CacheChange) {
 		if c := &changes[i]; c.Coarse {
 			k, l := x.lane(c)
 			l.routed = c.Predicted
+			if block := cmp.Or(c.BlockTokens, l.block); block != l.block {
+				l.block = block
+				x.resized()
+			}
 			l.change(k, c)
 		}
 	}
@@ -224,6 +233,9 @@ func (x *index) makeVersion(number func(id string) uint32) {
 			delete(x.lanes, k) // watchers drop it with the replica
 		case n != l.number:
 			l.number = n
+			if l.block != 0 {
+				x.resized()
+			}
 			next = append(next, l.whole(k)...)
 		default:
 			for _, c := range l.pending {
@@ -257,7 +269,40 @@ func sizeOf(changes ...*warmpathv1.CacheChange) (size int) {
 
 func (l *lane) message(k laneKey) *warmpathv1.CacheChange {
 	tier := warmpathv1.CacheTier(k.tier) + warmpathv1.CacheTier_CACHE_TIER_GPU
-	return &warmpathv1.CacheChange{Replica: l.number, Rank: uint32(k.rank), Routed: l.routed, Tier: tier}
+	return &warmpathv1.CacheChange{
+		Replica: l.number, Rank: uint32(k.rank), Routed: l.routed, Tier: tier, BlockTokens: uint32(l.block),
+	}
+}
+
+// resized notes that the size of an engine's blocks, or the number of its replica, is another. Called with mu held.
+func (x *index) resized() {
+	x.sizes = nil
+	x.sizesVersion++
+}
+
+// sizesSince returns the sizes of all engines' blocks and their version, nil if there are none after a version.
+func (x *index) sizesSince(version uint64) (*warmpathv1.IndexUpdate, uint64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if version == x.sizesVersion {
+		return nil, version
+	}
+	if x.sizes == nil {
+		x.sizes = new(warmpathv1.IndexUpdate)
+		told := make(map[uint32]bool)
+		for _, l := range x.lanes {
+			if l.number != 0 && l.block != 0 && !told[l.number] {
+				told[l.number] = true
+				x.sizes.Changes = append(x.sizes.Changes, &warmpathv1.CacheChange{
+					Replica: l.number, BlockTokens: uint32(l.block), Routed: true,
+				})
+			}
+		}
+	}
+	if len(x.sizes.GetChanges()) == 0 {
+		return nil, x.sizesVersion
+	}
+	return x.sizes, x.sizesVersion
 }
 
 // whole is all that is held: a change for each chain, the oldest first.

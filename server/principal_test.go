@@ -242,13 +242,17 @@ func TestMatchesAreForTheTrusted(t *testing.T) {
 	h := f.deployment("chat").hosted.Load()
 	h.changed([]policy.CacheChange{{Replica: "a", Rank: 0, BlockTokens: 16, Coarse: true, Stored: []uint64{7}}})
 	f.tick("chat")
-	sees := func(token string) bool {
+	sees := func(token string) (hashes bool) {
 		stream, err := f.with(t, token).WatchReplicas(soon(t))
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(&warmpathv1.WatchReplicasRequest{Start: &warmpathv1.WatchStart{ClientId: "x", Deployment: "chat", Index: true}}))
 		m, err := stream.Recv()
 		require.NoError(t, err)
-		return m.GetIndex() != nil
+		for _, c := range m.GetIndex().GetChanges() {
+			require.EqualValues(t, 16, c.GetBlockTokens())
+			hashes = hashes || len(c.GetStored())+len(c.GetRemoved()) > 0
+		}
+		return hashes
 	}
 	require.True(t, sees(trustedToken))
 	require.False(t, sees(chatToken))

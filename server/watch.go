@@ -67,6 +67,7 @@ type watcher struct {
 	// The state that was sent; used by broadcast alone.
 	incarnation          string // still to be sent; "" = sent
 	fleet, config, cache uint64 // versions
+	sizes                uint64 // version of the sizes of blocks, sent instead of the caches
 	greeted              bool   // a fleet was sent; an empty one may have version 0
 	view                 int    // of the load …
 	interval             uint64 // … sent as of this one
@@ -268,10 +269,14 @@ func (w *watcher) news() (all []*warmpathv1.WatchReplicasResponse, wake <-chan s
 			m.Fleet = part
 		}
 	}
-	x, reads := d.hosted.Load().index, w.index && w.principal.trusted()
+	x := d.hosted.Load().index
+	reads := x != nil && w.index && w.principal.trusted()
 	var caches []*warmpathv1.IndexUpdate
-	if x != nil && reads {
+	switch {
+	case reads:
 		caches = x.since(w.cache, d.roster.numberOf)
+	case x != nil && w.index:
+		m.Index, w.sizes = x.sizesSince(w.sizes)
 	}
 	for i, u := range caches {
 		if i > 0 {

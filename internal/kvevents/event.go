@@ -117,7 +117,7 @@ const (
 	BadContent = "content"    // blocks that are more than their tokens
 	BadGroup   = "group"      // blocks of a group without full attention
 	BadSize    = "block_size" // a block size that is not the replica's
-	// BadSuperblock is an event whose blocks do not divide superblocks: it is read here, and not passed on in superblocks.
+	// BadSuperblock is an event whose blocks do not divide superblocks: it is read here, and only the size is passed on.
 	BadSuperblock = "superblock"
 )
 

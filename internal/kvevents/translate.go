@@ -134,13 +134,17 @@ func (t *translator) fits(e *Event, tier policy.Tier) bool {
 	case t.size != 0 && t.size != e.BlockSize && (t.fixed || tier != policy.TierGPU):
 		bad = BadSize
 	default:
-		if t.size != e.BlockSize {
+		resized := t.size != e.BlockSize
+		if resized {
 			t.forgetAll()
 			t.flush() // with the size that it had
 		}
 		t.size, t.fixed = e.BlockSize, t.fixed || tier == policy.TierGPU
 		if t.stream.Coarse && !t.superblocks() {
 			t.stream.counts.Unreadable.Count(BadSuperblock, 1)
+			if resized {
+				t.changes[policy.TierGPU][coarse].clear() // it tells the size
+			}
 		}
 		return true
 	}

@@ -195,6 +195,7 @@ func TestBlocksOfEverySize(t *testing.T) {
 		want := Unreadable(nil)
 		if policy.SuperblockTokens%size != 0 {
 			want = Unreadable{BadSuperblock: 1}
+			require.Equal(t, policy.CacheChange{Replica: "a", Rank: 3, BlockTokens: size, Coarse: true, Cleared: true}, out[1], "its size")
 		}
 		require.Equal(t, want, x.stream.counts.Unreadable)
 	}

@@ -3079,7 +3079,8 @@ func (x *IndexUpdate) GetChanges() []*CacheChange {
 	return nil
 }
 
-// CacheChange is what the cache of one replica gained or lost: first cleared, then removed, then stored.
+// CacheChange is what the cache of one replica gained or lost: first cleared, then removed, then stored. One without any
+// of these tells the size of the engine's blocks.
 type CacheChange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Number of the replica.
@@ -3087,13 +3088,13 @@ type CacheChange struct {
 	// Data-parallel rank.
 	Rank uint32    `protobuf:"varint,2,opt,name=rank,proto3" json:"rank,omitempty"`
 	Tier CacheTier `protobuf:"varint,3,opt,name=tier,proto3,enum=warmpath.v1.CacheTier" json:"tier,omitempty"`
-	// Tokens that each hash adds to the one before; 0 = 512.
+	// Tokens in a block of the engine; 0 = not known. Prompts are hashed in such blocks, else they match nothing.
 	BlockTokens uint32 `protobuf:"varint,4,opt,name=block_tokens,json=blockTokens,proto3" json:"block_tokens,omitempty"`
 	// All of this replica, rank and tier is gone.
 	Cleared bool `protobuf:"varint,5,opt,name=cleared,proto3" json:"cleared,omitempty"`
-	// Gone, in any order.
+	// Gone, in any order. Each hash stands for 512 tokens: it is the chained hash of the block that ends them.
 	Removed []uint64 `protobuf:"fixed64,6,rep,packed,name=removed,proto3" json:"removed,omitempty"`
-	// There now; each is the prefix of the next.
+	// There now, hashed in the same way; each is the prefix of the next.
 	Stored []uint64 `protobuf:"fixed64,7,rep,packed,name=stored,proto3" json:"stored,omitempty"`
 	// This is not from the replica's KV events, but what was routed to it: it publishes none.
 	Routed        bool `protobuf:"varint,8,opt,name=routed,proto3" json:"routed,omitempty"`
