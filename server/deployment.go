@@ -185,9 +185,11 @@ func (d *deployment) replace(x *change, limits *Config) (before *hosted) {
 // prepareRouter gives a Router that is not in force yet the fleet, and the load and the ejections of the one before.
 // Called with mu held.
 func (d *deployment) prepareRouter(old, next *hosted) {
+	if old != nil {
+		next.router.Inherit(old.router)
+	}
 	if next.take(d.roster.order); old != nil {
 		next.inherit(old)
-		d.balance.retired = append(d.balance.retired, old.router)
 		d.balance.tick(next.router, d.picks.leases.loads(), d.now())
 	}
 }

@@ -200,7 +200,6 @@ type balance struct {
 	sources *sources
 	ledger  ledger
 	peers   *peers
-	retired router.Retired
 
 	// The load as of the last interval; that of each replica is in its record.
 	interval  uint64 // its number
@@ -241,7 +240,7 @@ func (b *balance) mark(stale []uint32, interval uint64) {
 func (b *balance) tick(rt *router.Router, leased map[uint32]replicaLoad, now time.Time) {
 	b.interval++
 	b.at, b.latest = now, [2]*warmpathv1.Loads{new(warmpathv1.Loads), new(warmpathv1.Loads)}
-	old, view, retired := b.ledger.count(now), rt.View(), b.retired.Load()
+	old, view := b.ledger.count(now), rt.View()
 	var peers []routerload.Peer
 	set := func(rep *policy.Replica, load replicaLoad) {
 		if n, tokens := rep.PeerLoad(); int64(n) != load.ongoing || tokens != load.tokens {
@@ -254,10 +253,7 @@ func (b *balance) tick(rt *router.Router, leased map[uint32]replicaLoad, now tim
 	damped := b.peers.damped(b.ledger.roster.order)
 	for i, m := range b.ledger.roster.order {
 		rep := view.ByID(m.ID)
-		before := retired[m.ID]
-		own := replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
-		m.own = own
-		m.own.add(replicaLoad{int64(before.Ongoing), before.QueuedTokens}, 1)
+		m.own = replicaLoad{int64(rep.Ongoing()), int64(rep.QueuedTokens())}
 		total, fresh := b.totalOf(m, m.own, now)
 		b.show(m, exactView, total)
 		whole := leased[m.number]
@@ -272,7 +268,7 @@ func (b *balance) tick(rt *router.Router, leased map[uint32]replicaLoad, now tim
 			unknown = append(unknown, m)
 			continue
 		}
-		total.add(own, -1)
+		total.add(m.own, -1)
 		if damped != nil {
 			l := damped[i]
 			total.add(b.peers.total[m.ID].replicaLoad, -1)

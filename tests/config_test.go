@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -108,7 +109,7 @@ func TestConfigChangeOnLiveChannel(t *testing.T) {
 	<-entered
 	go call()
 	eventually(t, "one waits", func() bool { return m.sum(t, "warmpath.queue.length") == 1 })
-	mr.set(state(sc("power_of_two_choices", 2), r))
+	mr.set(state(sc("power_of_two_choices", 3), r)) // one for each of the calls below
 	<-entered // the new configuration admits the waiter
 	var d client.Decision
 	_, err = stub.UnaryCall(client.WithDecision(deadline(t), &d), simple(""))
@@ -118,6 +119,69 @@ func TestConfigChangeOnLiveChannel(t *testing.T) {
 	require.NoError(t, <-errs)
 	require.NoError(t, <-errs)
 	eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
+}
+
+// The bound holds across changes of the configuration: a call that was sent before counts until it ends, and then those
+// that wait are served.
+func TestConfigChangeKeepsTheBound(t *testing.T) {
+	kinds(t, func(t *testing.T, kind string) {
+		release, entered, under := make(chan struct{}), make(chan struct{}, 8), atomic.Int64{}
+		serve := func() error {
+			defer under.Add(-1)
+			if under.Add(1) > 1 {
+				return status.Error(codes.ResourceExhausted, "the replica serves one request")
+			}
+			entered <- struct{}{}
+			<-release
+			return nil
+		}
+		r := start(t, &replica{
+			unary: func(context.Context, *testpb.SimpleRequest) (*testpb.SimpleResponse, error) {
+				return &testpb.SimpleResponse{}, serve()
+			},
+			stream: func(_ *testpb.StreamingOutputCallRequest, s grpc.ServerStreamingServer[testpb.StreamingOutputCallResponse]) error {
+				if err := serve(); err != nil {
+					return err
+				}
+				return s.Send(answer("x"))
+			},
+		})
+		sc := func(name string) string {
+			return fmt.Sprintf(`{"loadBalancingConfig":[{"warmpath":{"policy":{%q:{}},"max_ongoing_requests":1}}]}`, name)
+		}
+		mr := newDirectory("bound", state(sc("round_robin"), r))
+		m, log := newMeter(t), new(logged)
+		cc := dial(t, "bound:///x", grpc.WithResolvers(mr), m.option, client.WithLogger(log.logger()))
+		stub, errs := testpb.NewTestServiceClient(cc), make(chan error, 3)
+		call := func() {
+			if kind == "unary" {
+				_, err := stub.UnaryCall(deadline(t), simple("x"))
+				errs <- err
+				return
+			}
+			_, err := read(stub.StreamingOutputCall(deadline(t), prompt("x")))
+			errs <- err
+		}
+		waiting := func(n int64) {
+			eventually(t, "calls wait", func() bool { return m.sum(t, "warmpath.queue.length") == n || len(errs) > 0 })
+		}
+		go call()
+		<-entered
+		go call()
+		waiting(1)
+		for i, name := range []string{"power_of_two_choices", "kv_aware", "round_robin"} {
+			mr.set(state(sc(name), r))
+			eventually(t, "it is in force", func() bool { return strings.Count(log.String(), "is bound") == i+2 })
+			waiting(1)
+		}
+		go call()
+		waiting(2)
+		close(release)
+		for range 3 {
+			require.NoError(t, <-errs)
+		}
+		eventually(t, "nothing is reserved", func() bool { return m.ongoing(t) == 0 })
+	})
 }
 
 // A switch of the policy's name, there and back, under load: no call fails.

@@ -99,7 +99,7 @@ func (r *Replica) QueuedTokens() int { return int(r.state.Book.Load() & state.To
 // Waiting returns how long a call of this client has waited for its first message there, one of those that wait; 0 = none
 // is known to wait. A call whose answer is one message does not count: its time is not that of a prefill.
 func (r *Replica) Waiting(now time.Time) time.Duration {
-	if picked := r.state.Waits.Load(); picked != 0 {
+	if picked := r.state.Book.Waits.Load(); picked != 0 {
 		return max(now.Sub(time.Unix(0, picked)), 0)
 	}
 	return 0

@@ -55,6 +55,9 @@ func (b *lb) configure(c *lbConfig, h *call.Handle, r *router.Router) {
 	if err := r.Rollout.Set(c.Percentage); err != nil {
 		logger.Error(err) // of a Router that is not ours
 	}
+	if old != nil && old.Router != r {
+		r.Inherit(old.Router)
+	}
 	r.Fleet.Set(b.endpoints.members)
 	b.endpoints.connect(r)
 	next.Router, next.Uses = r, r.Uses()

@@ -16,7 +16,7 @@ import (
 )
 
 func connectedReplica() *policy.Replica {
-	live := new(state.Replica)
+	live := &state.Replica{Book: new(state.Book)}
 	live.Set(state.Connected, true)
 	return part.NewReplica(policy.Attributes{ID: "p"}, 0, nil, live)
 }

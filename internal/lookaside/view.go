@@ -98,7 +98,7 @@ func (v *view) attach(r *router.Router) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.routers = append(v.routers, r)
-	v.retired = slices.DeleteFunc(v.retired, func(x *router.Router) bool { return x == r })
+	v.retired = slices.DeleteFunc(v.retired, func(x *router.Router) bool { return r.Inherits(x) })
 	v.setCapacities(r)
 	r.Load.SetDrift(v.load.damping.Drift())
 	r.Load.SetPeers(v.load.peers)

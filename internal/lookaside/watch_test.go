@@ -141,8 +141,8 @@ func TestHomes(t *testing.T) {
 
 	for i, r := range []*router.Router{r, r2} {
 		r2 := part.OfReplica(r.View().ByID("r2"))
-		r2.Homes.Add(1)
-		r2.Spilled.Add(uint32(1 - i))
+		r2.Book.Homes.Add(1)
+		r2.Book.Spilled.Add(uint32(1 - i))
 	}
 	report := w.view.report(false).GetOutcomes().GetReplicas()
 	require.Len(t, report, 1)

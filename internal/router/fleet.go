@@ -36,9 +36,9 @@ type live struct {
 	drains   time.Time // since when it takes no new sessions
 }
 
-func newLive() *live {
+func newLive(book *state.Book) *live {
 	l := &live{number: rand.Uint64N(numbers), refusals: refusals{most: state.NoBound}}
-	l.Owner = l
+	l.Owner, l.Book = l, book
 	l.outlier = outlier.NewReplica(l)
 	return l
 }
@@ -217,7 +217,7 @@ func (f *Fleet) replica(old *policy.Replica, m *Member, index int) *policy.Repli
 	}
 	l := f.known[m.ID]
 	if l == nil {
-		l = newLive()
+		l = newLive(new(state.Book))
 		f.known[m.ID] = l
 	}
 	rep := part.NewReplica(m.Attributes, index, m.Host, &l.Replica)

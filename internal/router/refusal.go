@@ -41,25 +41,26 @@ func (b *Reservation) Refused(report load.Report) {
 	if r == nil {
 		return
 	}
-	r.mu.Lock()
-	held := b.end()
-	if held {
-		r.queue.refused(b.Decision.Replica)
+	held := false
+	latest := r.lineage.latest.Load()
+	latest.mu.Lock()
+	if held = b.end(); held {
+		latest.queue.refused(b.Decision.Replica)
 	}
-	r.mu.Unlock()
+	latest.mu.Unlock()
 	if held {
 		r.Health.Sync()
-		r.Report(b.Decision.Replica.ID, report)
+		latest.Report(b.Decision.Replica.ID, report)
 	}
 }
 
 // refused marks a replica that refused, unless it has left. The reservation was taken from its book.
 func (u *queue) refused(rep *policy.Replica) {
 	now := u.router.view.Load().byID(rep.ID)
-	if now == nil || part.OfReplica(now) != part.OfReplica(rep) {
+	if now == nil || part.OfReplica(now).Book != part.OfReplica(rep).Book {
 		return
 	}
-	l := liveOf(rep)
+	l := liveOf(now)
 	l.refuse(u.router.opts.Now())
 	if u.marked.IsZero() || l.refusals.until.Before(u.marked) {
 		u.marked = l.refusals.until

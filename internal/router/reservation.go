@@ -28,7 +28,7 @@ type Reservation struct {
 
 	router  *Router
 	prefill atomic.Int64 // tokens still charged
-	shows   bool         // its wait is that of state.Replica.Waits, until prefill is taken
+	shows   bool         // its wait is that of state.Book.Waits, until prefill is taken
 	held    atomic.Bool  // in the books
 	attempt outlier.Attempt
 }
@@ -53,7 +53,7 @@ func (b *Reservation) PrefillDone() {
 func (b *Reservation) takePrefill() int64 {
 	prefill := b.prefill.Swap(0)
 	if prefill > 0 && b.shows {
-		part.OfReplica(b.Decision.Replica).Waits.Store(0)
+		part.OfReplica(b.Decision.Replica).Book.Waits.Store(0)
 	}
 	return prefill
 }
@@ -81,25 +81,17 @@ func (b *Reservation) Release() {
 	if !b.held.Load() {
 		return
 	}
-	waits := b.router.queue.waits.Load()
+	latest := b.router.lineage.latest.Load()
+	waits := latest.queue.waits.Load()
 	if !waits {
 		b.end()
-		waits = b.router.queue.waits.Load() // since then
+		latest = b.router.lineage.latest.Load()
+		waits = latest.queue.waits.Load() // since then
 	}
 	if waits {
-		b.yield()
+		latest.serve(b.Decision.Replica, func() { b.end() })
 	}
 	b.router.Health.Sync()
-}
-
-// yield ends the reservation under the lock, so that no request that comes takes the room of those that wait, and serves
-// these.
-func (b *Reservation) yield() {
-	r := b.router
-	r.mu.Lock()
-	defer r.mu.Unlock() // also when the policy panics
-	b.end()
-	r.queue.serve(b.Decision.Replica)
 }
 
 // Withdraw ends the reservation of an attempt that was never sent: Release, and the policy takes

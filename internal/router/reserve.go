@@ -152,11 +152,11 @@ func (r *Router) charged(q *policy.Request, v *view, b *Reservation, ahead float
 		prefill = 0
 	}
 	b.router = r
-	if b.shows = false; prefill > 0 && is.Answer != state.AnswerWhole && l.Waits.Load() == 0 {
+	if b.shows = false; prefill > 0 && is.Answer != state.AnswerWhole && l.Book.Waits.Load() == 0 {
 		if now.IsZero() {
 			now = r.opts.Now()
 		}
-		b.shows = l.Waits.CompareAndSwap(0, now.UnixNano())
+		b.shows = l.Book.Waits.CompareAndSwap(0, now.UnixNano())
 	}
 	b.prefill.Store(prefill)
 	// Requests under way are work too: a replica that is given more than others is not late for it.

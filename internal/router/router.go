@@ -18,6 +18,8 @@ import (
 // many goroutines.
 type Router struct {
 	number uint64 // random; set once
+	// lineage is that of the Routers that this one has replaced, and its own. It is set before the fleet is.
+	lineage *lineage
 	// view is replaced under mu and read without it.
 	view atomic.Pointer[view]
 
@@ -72,6 +74,8 @@ func NewRouter(o Options) (*Router, error) {
 	}
 	o = o.withDefaults()
 	r := &Router{number: rand.Uint64(), opts: o, own: o.Policy.Observer, uses: o.Policy.Uses | o.Shadow.Uses}
+	r.lineage = new(lineage)
+	r.lineage.latest.Store(r)
 	r.Health.router, r.Rollout.router, r.queue.router = r, r, r
 	r.Fleet = Fleet{router: r, known: make(map[string]*live)}
 	r.prefiller.router, r.prefiller.build = r, o.Prefill
@@ -248,9 +252,9 @@ func (r *Router) routed(q *policy.Request, b *Reservation) {
 	}
 	if first := b.Decision.Home; first != nil {
 		if home := part.OfReplica(first); home != nil { // else the policy made it up
-			home.Homes.Add(1)
+			home.Book.Homes.Add(1)
 			if b.Decision.Reason == policy.ReasonRendezvousSpill {
-				home.Spilled.Add(1)
+				home.Book.Spilled.Add(1)
 			}
 		}
 	}

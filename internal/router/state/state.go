@@ -10,9 +10,10 @@ import (
 )
 
 // A Replica is the live part of a replica; it outlives changes of the attributes. The Router writes it under its
-// lock, but for Book, Homes and Spilled; everything may be read without it.
+// lock, but for what Book has; everything may be read without it.
 type Replica struct {
-	Owner any // what the Router keeps beside it; set once
+	Owner any   // what the Router keeps beside it; set once
+	Book  *Book // shared by the Routers of a host, one after the other; set once
 
 	Flags    atomic.Uint32 // Connected, Barred, Leaving, Declared, Coming
 	Suspect  atomic.Bool   // its last calls failed
@@ -25,12 +26,15 @@ type Replica struct {
 	// HomeWeight is how many keys the replica is the home of, relative to others, as math.Float64bits; 0 = no look-aside
 	// server balances the homes.
 	HomeWeight atomic.Uint64
+}
 
-	// What every pick writes has a cache line of its own, which keeps that from slowing reads of the rest.
-	_       [cacheLine]byte
-	Book    atomic.Int64  // ongoing<<TokenBits | reserved prefill tokens
-	Homes   atomic.Uint32 // calls whose home it is, since TakeHomes
-	Spilled atomic.Uint32 // those of them that went elsewhere
+// A Book is what every pick of a replica writes. It has a cache line of its own, which keeps that from slowing reads of
+// the rest.
+type Book struct {
+	_            [cacheLine]byte
+	atomic.Int64               // ongoing<<TokenBits | reserved prefill tokens
+	Homes        atomic.Uint32 // calls whose home it is, since TakeHomes
+	Spilled      atomic.Uint32 // those of them that went elsewhere
 	// Waits is when one of the calls that wait there for a first message was picked, in ns since 1970; 0 = none is known.
 	// Once that call waits no more, the next pick takes its place.
 	Waits atomic.Int64
@@ -85,8 +89,8 @@ func (r *Replica) Rate() float64 { return 1 / math.Float64frombits(r.InvRate.Loa
 
 // TakeHomes returns the calls by home since it was called last.
 func (r *Replica) TakeHomes() (calls, spilled uint32) {
-	spilled = r.Spilled.Swap(0) // first: a call that spills counts at its home before
-	return r.Homes.Swap(0), spilled
+	spilled = r.Book.Spilled.Swap(0) // first: a call that spills counts at its home before
+	return r.Book.Homes.Swap(0), spilled
 }
 
 // StoreKey is the context key of the store that custom policies share.
