@@ -1,5 +1,5 @@
-// Package balancer is the gRPC load-balancing policy "warmpath": import it (the
-// client package does) and name it in a service config.
+// Package balancer is the gRPC load-balancing policy "warmpath": import package
+// client, which registers it, and name it in a service config.
 //
 // The rule. Every endpoint of the resolver gets a pick_first child of its own,
 // so one connection; the picker asks the [router.Router] which replica the call
