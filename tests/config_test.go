@@ -110,7 +110,7 @@ func TestConfigChangeOnLiveChannel(t *testing.T) {
 	go call()
 	eventually(t, "one waits", func() bool { return m.sum(t, "warmpath.queue.length") == 1 })
 	mr.set(state(sc("power_of_two_choices", 3), r)) // one for each of the calls below
-	<-entered // the new configuration admits the waiter
+	<-entered                                       // the new configuration admits the waiter
 	var d client.Decision
 	_, err = stub.UnaryCall(client.WithDecision(deadline(t), &d), simple(""))
 	require.NoError(t, err)

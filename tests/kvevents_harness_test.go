@@ -62,7 +62,8 @@ type simulated struct {
 	encoding  kvpublish.Encoding // "" = gRPC only
 	drop      func(uint64) bool
 	keep      int
-	block     int    // tokens in a block
+	block     int // tokens in a block
+	kvTokens  int
 	rpc       *proxy // of the load
 	feed      *proxy // of SubscribeKvEvents
 	pub, back *proxy
@@ -79,12 +80,12 @@ type simulated struct {
 const simulatedBlocks = 96
 
 func simulate(t testing.TB, encoding kvpublish.Encoding, drop func(uint64) bool) *simulated {
-	return simulateBlocks(t, encoding, drop, 16)
+	return simulateBlocks(t, encoding, drop, 16, 16*simulatedBlocks)
 }
 
 // simulateBlocks is simulate with blocks of another size.
-func simulateBlocks(t testing.TB, encoding kvpublish.Encoding, drop func(uint64) bool, block int) *simulated {
-	s := &simulated{t: t, encoding: encoding, drop: drop, block: block, rpc: newProxy(t), feed: newProxy(t), pub: newProxy(t), back: newProxy(t)}
+func simulateBlocks(t testing.TB, encoding kvpublish.Encoding, drop func(uint64) bool, block, kvTokens int) *simulated {
+	s := &simulated{t: t, encoding: encoding, drop: drop, block: block, kvTokens: kvTokens, rpc: newProxy(t), feed: newProxy(t), pub: newProxy(t), back: newProxy(t)}
 	s.boot()
 	t.Cleanup(func() { s.kill() })
 	s.conn, s.feedConn = dialProxy(t, s.rpc), dialProxy(t, s.feed)
@@ -97,7 +98,7 @@ func (s *simulated) boot() {
 	s.contents = &contents{log: s.log, held: map[uint64]bool{}}
 	var err error
 	s.server, err = grpcserver.Start(lis, grpcserver.Config{
-		Engine: enginesim.Config{KVTokens: s.block * simulatedBlocks, BlockSize: s.block, Listener: s.contents}, Virtual: true, KVEvents: s.log, KVHistory: true,
+		Engine: enginesim.Config{KVTokens: s.kvTokens, BlockSize: s.block, Listener: s.contents}, Virtual: true, KVEvents: s.log, KVHistory: true,
 	})
 	require.NoError(s.t, err)
 	s.rpc.to(lis.Addr())
