@@ -344,3 +344,19 @@ func TestMatchDoesNotAllocate(t *testing.T) {
 	w.Match(w.fleet, b, &f)
 	assert.Zero(t, testing.AllocsPerRun(20, func() { w.Match(w.fleet, b, &f) }))
 }
+
+// An engine that says that its cache was cleared has nothing of what was routed there.
+func TestClearedCacheHasNoRoutes(t *testing.T) {
+	w := newWorld(t, defaults)
+	p, q := tokens(1, 1600), tokens(2, 1600)
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Stored: full(p, 1)})
+	ended, underWay := w.route("r1", p), w.route("r1", q)
+	ended.End(true)
+	require.Equal(t, 100, w.depth(p, "r1", policy.TierGPU))
+	w.report(policy.CacheChange{Replica: "r1", BlockTokens: 16, Cleared: true})
+	require.Zero(t, w.depth(p, "r1", policy.TierGPU))
+	underWay.End(true)
+	require.Zero(t, w.depth(q, "r1", policy.TierGPU))
+	w.route("r1", p)
+	require.Equal(t, 100, w.depth(p, "r1", policy.TierGPU))
+}

@@ -35,7 +35,9 @@ func (x *Index) slotFor(c *policy.CacheChange) kvindex.Slot {
 			x.blocks.Drop(slot)
 			delete(m.lanes, l)
 		}
-		m.block = 0
+		if m.block = 0; !c.Coarse && !c.Predicted {
+			x.forgetRoutes(m, c.Rank)
+		}
 	}
 	if !x.fits(m, c) {
 		if len(c.Stored) > 0 {
@@ -62,6 +64,16 @@ func (x *Index) slotFor(c *policy.CacheChange) kvindex.Slot {
 		x.coarse.Store(x.coarse.Load() || l.coarse)
 	}
 	return slot
+}
+
+// forgetRoutes forgets the prompts that were routed to a rank: its cache was cleared. Called with mu held.
+func (x *Index) forgetRoutes(m *Member, rank int) {
+	own := m.own(rank)
+	own.mu.Lock()
+	defer own.mu.Unlock()
+	x.blocks.Drop(own.slot)
+	own.slot = x.blocks.Add(&lane{member: m, rank: min(rank, len(m.routes)-1), routed: true})
+	own.blocks, own.open = 0, nil
 }
 
 // reports notes that a member reports its cache, in superblocks or in blocks. Called with mu held.

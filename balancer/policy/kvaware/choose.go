@@ -2,6 +2,7 @@ package kvaware
 
 import (
 	"math"
+	"time"
 
 	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/cacheview"
@@ -58,11 +59,12 @@ type choice struct {
 	*prepared
 	cacheview.Scope
 	home  home
-	burst bool    // picks were made that the index may not have had
-	alone bool    // no other client sends prompts to the fleet
-	least float64 // load of the least loaded of the options
-	queue float64 // tokens not yet prefilled there
-	saves float64 // the most that an option saves
+	now   time.Time // zero until it is needed
+	burst bool      // picks were made that the index may not have had
+	alone bool      // no other client sends prompts to the fleet
+	least float64   // load of the least loaded of the options
+	queue float64   // tokens not yet prefilled there
+	saves float64   // the most that an option saves
 }
 
 // An option is a candidate that is available.
@@ -144,7 +146,10 @@ func (c *choice) unseen(r *policy.Replica) float64 {
 	if r.QueuedTokens() == 0 {
 		return 0
 	}
-	wait := r.Waiting(c.View.Now())
+	if c.now.IsZero() {
+		c.now = c.View.Now()
+	}
+	wait := r.Waiting(c.now)
 	return max(math.Float64frombits(c.speed.Load())*wait.Seconds()-cacheview.Queue(r)/r.Rate(), 0)
 }
 
