@@ -43,7 +43,9 @@ func TestManyClientsFindWhatOneFinds(t *testing.T) {
 	}
 	one := share(0) // without a server
 	require.Greater(t, share(8, "mode: central", "central_deadline: 10s"), one-0.02)
+	require.Greater(t, share(8, "mode: central", "central_deadline: 10s", "kv_events: grpc:vllm"), one-0.02)
 	require.Greater(t, share(8), one-0.05)
+	require.Greater(t, share(8, "kv_events: grpc:vllm"), one-0.05)
 }
 
 // byReason counts calls by the reason of their decision.
