@@ -30,13 +30,6 @@ func (p *picker) Pick(info balancer.PickInfo) (balancer.PickResult, error) {
 	if scope == nil {
 		return p.pickBare(info, route)
 	}
-	return p.pickFor(scope, info, route)
-}
-
-// pickFor picks for the call of a scope.
-func (p *picker) pickFor(
-	scope *call.Scope, info balancer.PickInfo, route *call.Route,
-) (balancer.PickResult, error) {
 	if h := scope.Handle(); h != p.lb.owner.Load() && !p.lb.serves(h) {
 		return p.pickBare(info, scope.Beyond(route))
 	}
@@ -50,13 +43,11 @@ func (p *picker) pickFor(
 	if err != nil {
 		return p.refuse(binding, err)
 	}
-	return send(info, claimed, ready, claimed.OnDone())
+	return send(info, claimed, ready)
 }
 
 // send sends an attempt that has its reservation.
-func send(
-	info balancer.PickInfo, c *call.Call, ready bool, done func(balancer.DoneInfo),
-) (balancer.PickResult, error) {
+func send(info balancer.PickInfo, c *call.Call, ready bool) (balancer.PickResult, error) {
 	res, err := hostOf(c.Decision().Replica).state.Load().Picker.Pick(info)
 	if !ready {
 		// The pick opens the connection. Should it have become ready meanwhile, the
@@ -67,13 +58,13 @@ func send(
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	if err != nil { // the connection went away since the Router was updated: a new picker comes
-		done(balancer.DoneInfo{})
+		c.Finished(balancer.DoneInfo{})
 		return balancer.PickResult{}, balancer.ErrNoSubConnAvailable
 	}
 	if c.Decision().Replica.Ranks > 1 {
 		res.Metadata = c.RankMetadata(info.Ctx)
 	}
-	res.Done = chain(res.Done, done)
+	res.Done = chain(res.Done, c.OnDone())
 	return res, nil
 }
 
@@ -154,5 +145,5 @@ func (p *picker) pickBare(info balancer.PickInfo, route *call.Route) (balancer.P
 	if err != nil {
 		return p.refuse(binding, err)
 	}
-	return send(info, c, ready, c.Finished)
+	return send(info, c, ready)
 }

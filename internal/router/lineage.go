@@ -3,7 +3,6 @@ package router
 import (
 	"sync/atomic"
 
-	"github.com/warmpath/warmpath/balancer/policy"
 	"github.com/warmpath/warmpath/internal/router/state"
 )
 
@@ -37,11 +36,11 @@ func (r *Router) Inherits(other *Router) bool {
 	return r.lineage == other.lineage
 }
 
-// serve has end give back what is reserved on a replica, under the lock, so that no request that comes takes the room of
-// those that wait, and serves these.
-func (r *Router) serve(rep *policy.Replica, end func()) {
+// end ends a reservation of the lineage under the lock, so that no request that comes takes the room of those that wait,
+// and serves these.
+func (r *Router) end(b *Reservation) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // also when the policy panics
-	end()
-	r.queue.serve(rep)
+	b.end()
+	r.queue.serve(b.Decision.Replica)
 }

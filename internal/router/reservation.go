@@ -89,7 +89,7 @@ func (b *Reservation) Release() {
 		waits = latest.queue.waits.Load() // since then
 	}
 	if waits {
-		latest.serve(b.Decision.Replica, func() { b.end() })
+		latest.end(b)
 	}
 	b.router.Health.Sync()
 }
